@@ -5,6 +5,7 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from .conv.fields import KERNEL_IMPLICIT_GEMM, PANEL
+from .conv.memory import Writes
 from .conv.operands import Device, Operands
 from .conv.problem import ConvProblem
 from .cpu.config import CPU_TILE
@@ -43,6 +44,21 @@ def named_cut(values: Values) -> NamedCut:
         ),
         depth=Int(values[unsafe_offset=5]),
     )
+
+
+def write_cut(cut: NamedCut, values: Writes[DType.int64]):
+    """Writes a cut as the numbers of `TunedCpuGemm.fields`.
+
+    Args:
+        cut: The cut.
+        values: Where to.
+    """
+    values[unsafe_offset=0] = Int64(cut.access)
+    values[unsafe_offset=1] = Int64(cut.tile_rows)
+    values[unsafe_offset=2] = Int64(cut.tiles)
+    values[unsafe_offset=3] = Int64(cut.filters.group_count)
+    values[unsafe_offset=4] = Int64(cut.filters.unit_count)
+    values[unsafe_offset=5] = Int64(cut.depth)
 
 
 struct TunedCpuGemm(TunedKernel):
@@ -122,6 +138,7 @@ struct TunedCpuGemm(TunedKernel):
                 tiles.append(tiling.tiles() if tiling.rows == count else 0)
             facts.add("tiles_of_rows", tiles)
             facts.add("longest_depth", longest_depth(problem, types, code))
+        var panel = problem.panel_layout(types.input)
         var depths = self._depths(access)
         facts.add("depths", depths)
         var strides = List[Int]()
@@ -132,7 +149,7 @@ struct TunedCpuGemm(TunedKernel):
         for depth in depths:
             var elements = List[Int]()
             for count in rows:
-                elements.append(strip_elements(problem, count, depth, 1))
+                elements.append(strip_elements(problem, panel, count, depth, 1))
             facts.add("strip_elements", elements)
 
     def _depths(self, access: List[Int]) -> List[Int]:

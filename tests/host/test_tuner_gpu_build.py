@@ -6,7 +6,7 @@ import importlib
 import json
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +23,10 @@ from maxconv.tuner.gpu.configurations import (
     table_rows,
     without_split,
 )
-from maxconv.tuner.gpu.folder import PROGRAM, read_folder
+from maxconv.tuner.gpu.folder import PROGRAM, Folder, read_folder, write_folder
 from maxconv.tuner.gpu.problems import Measured
+from maxconv.tuner.gpu.run import RESULTS, Result, Timed
+from maxconv.tuner.records import Environment, Records
 from maxconv.tuner.space import Space, open_space
 
 NAME = "resnet50.conv3_3x3"
@@ -90,6 +92,33 @@ def test_what_is_chosen(tmp_path: Path) -> None:
         assert max(others, default=0.0) <= 1.0
     with pytest.raises(ValueError, match="there is none to choose configurations for"):
         choose([], settings)
+
+
+def test_what_was_measured_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fields = without_split(space().judge.fields)
+    made = Configurations(fields, (Listed(ROWS[1], 1), Listed(ROWS[11], origin="genetic")))
+    write_folder(tmp_path, Folder("now", {"maxconv": "1"}, made, ()))
+    timed = (
+        Timed(1, 4, [2e-5] * 5, [3e-5] * 5, final=True),
+        Timed(0, 1, error="wrong: 1 of 2 elements"),
+    )
+    result = Result(NAME, tuple(asked().problem.numbers()), "fused", 3, "a GPU", (0, 1), timed)
+    about = {"device": "a GPU", "driver": "5", "versions": {"maxconv": "1"}}
+    lines = [{"about": about}, asdict(result)]
+    (tmp_path / RESULTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file = tmp_path / "trials.sqlite"
+    command = ["tune", "--target", "sm90", "--import", str(tmp_path), str(tmp_path)]
+    assert cli.main([*command, "--records", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "30.00 us, 20.00 us by 1/4, 1.500x +- 0.000" in printed
+    assert f"2 trials written to {file}" in printed
+    with Records(file, Environment("a GPU", "5", {"maxconv": "1"})) as records:
+        kept = list(records.export())
+    by_split = {entry.configuration["split_k"]: entry for entry in kept}
+    assert by_split[4].seconds == pytest.approx(2e-5)
+    assert by_split[4].configuration == made.configuration(1, 4)
+    assert by_split[1].error == "wrong: 1 of 2 elements"
+    assert by_split[1].problem == json.dumps(asked().problem.numbers())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maxconv import _cli as cli
 from maxconv._problems import parse_problem
 from maxconv.tuner import records as recording
 from maxconv.tuner.cost import CostModel, CostSettings, Study
@@ -88,7 +89,7 @@ def test_what_is_proposed_is_new_and_a_seed_repeats_it(name: str, gpu: Space) ->
 def test_the_genetic_search_beats_random_search(gpu: Space) -> None:
     """By the geometric mean over seeds, after as many trials."""
     gains = []
-    for seed in range(3):
+    for seed in range(2):
         found = [best(searched(small(name, gpu, seed), 48)) for name in ("genetic", "random")]
         times = [trial.seconds for trial in found if trial and trial.seconds]
         gains.append(math.log(times[1] / times[0]))
@@ -157,8 +158,8 @@ def error_of(model: CostModel, candidates: list[Candidate]) -> float:
 
 
 def test_the_cost_model_learns_from_trials_and_from_other_problems(gpu: Space) -> None:
-    candidates = candidates_of(gpu, Solver(gpu.model, 6).samples(160))
-    trials, rest = measured(candidates[:120]), candidates[120:]
+    candidates = candidates_of(gpu, Solver(gpu.model, 6).samples(130))
+    trials, rest = measured(candidates[:100]), candidates[100:]
     model = CostModel(gpu, 1)
     model.fit(trials[:2])
     before = error_of(model, rest)
@@ -297,7 +298,11 @@ def test_a_trial_ran_or_failed(cpu: Space) -> None:
 
 @pytest.mark.parametrize(("name", "package"), [("genetic", "xgboost"), ("tpe", "optuna")])
 def test_a_missing_package_is_told(
-    name: str, package: str, cpu: Space, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    package: str,
+    cpu: Space,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     original = importlib.import_module
 
@@ -310,3 +315,8 @@ def test_a_missing_package_is_told(
     message = rf"{package} is not installed; pip install 'maxconv\[tune\]'"
     with pytest.raises(ImportError, match=message):
         SEARCHES[name](cpu, 1)
+    capsys.readouterr()
+    problem = ["--conv", "1x8x8x16:16x3x3", "--units", "1"]
+    assert cli.main(["tune", *problem, "--search", name]) == 1
+    told = capsys.readouterr().err
+    assert told == f"maxconv tune: {package} is not installed; pip install 'maxconv[tune]'\n"

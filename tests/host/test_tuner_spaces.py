@@ -193,6 +193,22 @@ def test_a_depthwise_problem_has_no_space_on_a_cpu() -> None:
         open_space(problem, "cpu")
 
 
+def test_strips_have_room_for_what_a_slice_of_padded_filter_rows_reads() -> None:
+    """Filter rows of 80 products are filled up to 96: a slice of 80 may read two of them."""
+    problem = parse_problem(
+        "1x11x20x32:48x3x5", stride=(2, 1), dilation=(1, 2), padding=2, groups=2
+    )
+    facts = open_space(problem, "cpu", dtype="bfloat16", units=1).judge.facts
+    [elements] = [
+        row
+        for depth, row in zip(facts.row("depths"), facts.rows("strip_elements"), strict=True)
+        if depth == 80
+    ]
+    for rows, count in zip(facts.row("tile_rows"), elements, strict=True):
+        columns, channels = rows - 1 + 9, 16
+        assert count >= 2 * columns * channels
+
+
 def test_the_command_shows_the_space(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["tune", "resnet50.conv2_3x3", "--target", "sm90", "--units", "114", "--show-space"]
     assert cli.main(arguments) == 0

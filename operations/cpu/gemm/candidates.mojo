@@ -283,7 +283,7 @@ def blocking_of(
     )
     if access == ACCESS_STRIPS:
         tile_elements = strip_elements(
-            problem, tiling.rows, depth, cut.group_count
+            problem, panel, tiling.rows, depth, cut.group_count
         )
     return Blocking(
         access=access,

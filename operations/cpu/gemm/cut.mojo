@@ -34,6 +34,21 @@ struct NamedCut(ImplicitlyCopyable, Movable):
     var depth: Int
     """Products of a slice."""
 
+    @staticmethod
+    def of(blocking: Blocking) -> NamedCut:
+        """What a cut is made of.
+
+        Args:
+            blocking: The cut.
+        """
+        return NamedCut(
+            access=blocking.access,
+            tile_rows=blocking.tiling.rows,
+            tiles=blocking.tiles,
+            filters=FilterCut(blocking.group_count, blocking.units()),
+            depth=blocking.depth,
+        )
+
     def blocking(self, problem: ConvProblem, types: OperandTypes) -> Blocking:
         """The cut of a problem.
 
@@ -52,6 +67,20 @@ struct NamedCut(ImplicitlyCopyable, Movable):
         )
 
     def refusal(
+        self, problem: ConvProblem, types: OperandTypes
+    ) -> Optional[String]:
+        """Why a problem cannot be run so, or would not stay in caches, or None.
+
+        Args:
+            problem: The convolution, not depthwise.
+            types: Of the operands.
+        """
+        var refusal = self.shape_refusal(problem, types)
+        if refusal:
+            return refusal
+        return cache_refusal(self.blocking(problem, types))
+
+    def shape_refusal(
         self, problem: ConvProblem, types: OperandTypes
     ) -> Optional[String]:
         """Why a problem cannot be run so, or None.
@@ -91,7 +120,7 @@ struct NamedCut(ImplicitlyCopyable, Movable):
             return String(t"depth: {self.depth} is not {PANEL} to {longest}")
         if self.depth % PANEL != 0:
             return String(t"depth: {self.depth} is no multiple of {PANEL}")
-        return cache_refusal(self.blocking(problem, types))
+        return None
 
 
 def line_tiling(problem: ConvProblem, access: Int, rows: Int) -> Tiling:

@@ -43,8 +43,22 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             types: Of its operands.
             device: The CPU.
         """
+        self = Self(
+            problem, choose_blocking(problem, types, device.units), device
+        )
+
+    def __init__(
+        out self, problem: ConvProblem, blocking: Blocking, device: Device
+    ):
+        """Schedules a cut.
+
+        Args:
+            problem: The convolution, with at least one output.
+            blocking: The cut.
+            device: The CPU.
+        """
         self.threads = device.units
-        self.blocking = choose_blocking(problem, types, device.units)
+        self.blocking = blocking
         var sums = self.blocking.sums() * CPU_TILE.elements()
         self.schedule = Schedule(
             problem,

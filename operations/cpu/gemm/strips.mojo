@@ -11,6 +11,7 @@ from std.math import ceildiv
 from ...conv.access import ActivationSource
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
+from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..config import reads_in_place
 from ..pixel import Pixel
@@ -43,12 +44,13 @@ def longest_slice(problem: ConvProblem) -> Int:
 
 
 def strip_elements(
-    problem: ConvProblem, rows: Int, depth: Int, groups: Int
+    problem: ConvProblem, panel: PanelLayout, rows: Int, depth: Int, groups: Int
 ) -> Int:
     """Float32 values that a tile's strips take, whatever its place.
 
     Args:
         problem: The convolution.
+        panel: The order of the packed filter's elements.
         rows: Output pixels of the tile.
         depth: Products of a slice.
         groups: Groups that the strips serve.
@@ -56,7 +58,8 @@ def strip_elements(
     Returns:
         How many, with the slack that copying needs.
     """
-    var segment = problem.filter[2] * problem.group_channels()
+    # Slices are cut where the filter lies, whose rows may be filled up.
+    var segment = panel.row_depth
     var segments = depth // segment
     if depth % segment != 0:
         segments = (depth + segment - 2) // segment + 1

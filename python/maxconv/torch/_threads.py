@@ -7,8 +7,6 @@ The kernels split theirs by the same runtime, through the one function that all 
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import functools
 import re
 import sys
@@ -17,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from .._openmp import installed_runtimes, parallel_of
 
 __all__ = ["parallel_function", "threads"]
 
@@ -31,26 +31,15 @@ def parallel_function() -> int:
     threads sleep, so that any runtime will do.
     """
     openmp: Any = torch.backends.openmp
-    for path in _loaded_runtimes() if openmp.is_available() else _installed_runtimes():
-        try:
-            function = ctypes.CDLL(path).GOMP_parallel
-        except (OSError, AttributeError):
-            continue
-        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    for path in _loaded_runtimes() if openmp.is_available() else installed_runtimes():
+        if address := parallel_of(path):
+            return address
     return 0
 
 
 def threads() -> int:
     """Returns how many threads a call may use: 1 on a machine without OpenMP."""
     return torch.get_num_threads() if parallel_function() else 1
-
-
-def _installed_runtimes() -> Iterator[str]:
-    """Yields the OpenMP runtimes that this machine has."""
-    for name in ("gomp", "omp", "iomp5"):
-        path = ctypes.util.find_library(name)
-        if path is not None:
-            yield path
 
 
 def _loaded_runtimes() -> Iterator[str]:

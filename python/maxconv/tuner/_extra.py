@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["MissingExtraError", "extra"]
 
 
-class MissingExtraError(ImportError):
+class MissingExtraError(ModuleNotFoundError):
     """A package of the extra ``tune`` is not installed."""
 
 
@@ -25,5 +25,5 @@ def extra(module: str) -> Any:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise MissingExtraError(
-            f"{package} is not installed; pip install 'maxconv[tune]' installs it"
+            f"{package} is not installed; pip install 'maxconv[tune]' installs it", name=package
         ) from error

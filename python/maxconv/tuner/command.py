@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+from .._doctor import cpu_model, versions
 from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
+from .._library import OPERATIONS, fingerprint
 from .._problem import ConvProblem
 from .._problems import find_problem, parse_integers, parse_padding, parse_problem
 from .gpu import command as gpu
-from .space import TARGET_NAMES, open_space
+from .measure import CpuMeasurer, executor_of
+from .records import Environment, Records
+from .search import SEARCHES
+from .session import Progress, Result, tune
+from .space import TARGET_NAMES, Space, configuration, named, open_space
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["add_arguments", "problems", "run", "this_environment"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,22 +52,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-space", action="store_true", help="print what there is to search, and end"
     )
+    parser.add_argument(
+        "--budget",
+        type=int,
+        default=200,
+        metavar="N",
+        help="trials of each problem; by default 200",
+    )
+    parser.add_argument(
+        "--search", choices=tuple(SEARCHES), default="genetic", help="by default genetic"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything random; by default 0")
+    parser.add_argument(
+        "--executor", metavar="ADDRESS", help="measure elsewhere: dask://HOST:PORT of a scheduler"
+    )
+    parser.add_argument(
+        "--records", type=Path, metavar="FILE", help="where trials are kept, and read again"
+    )
     gpu.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the spaces; returns the exit status.
+    """Prints the spaces, or searches them; returns the exit status.
 
     Raises:
         ValueError: A problem is none, an argument is not allowed, or no kernel takes the problem.
-        LibraryError: The library that kernels are asked through cannot be built.
+        LibraryError: A library cannot be built.
+        ModuleNotFoundError: The extra is not installed.
     """
     if gpu.asks(args):
         return gpu.run(args)
-    named = problems(args)
-    spaces = [
-        open_space(
+    if args.budget < 1:
+        raise ValueError(f"--budget: {args.budget} is not positive; at least 1 trial is needed")
+    asked = problems(args)
+    if not args.show_space and args.target != "cpu":
+        raise ValueError(
+            f"--target: {args.target} can be shown with --show-space; cpu is searched, and sm90 "
+            "measured in steps: --build, --from, --import"
+        )
+    spaces = {
+        name: open_space(
             problem,
             args.target,
             dtype=args.dtype,
@@ -64,13 +99,73 @@ def run(args: argparse.Namespace) -> int:
             residual=args.residual,
             units=args.units,
         )
-        for problem in named.values()
-    ]
-    if not args.show_space:
-        raise ValueError("--show-space: it must be given; nothing is measured yet")
-    for place, (name, space) in enumerate(zip(named, spaces, strict=True)):
-        print(f"{name}: {space}" if not place else f"\n{name}: {space}")
+        for name, problem in asked.items()
+    }
+    if args.show_space:
+        print("\n\n".join(f"{name}: {space}" for name, space in spaces.items()))
+        return 0
+    with contextlib.ExitStack() as stack:
+        records = None
+        if args.records is not None:
+            records = stack.enter_context(Records(args.records, this_environment()))
+        for name, space in spaces.items():
+            result = _tuned(name, space, args, records)
+            print(_line(name, space, result), flush=True)
+            if result.interrupted:
+                return 130
     return 0
+
+
+def this_environment() -> Environment:
+    """Returns this machine's CPU and the versions of what runs on it."""
+    found = {name: str(version) for name, version in versions().items()}
+    found["operations"] = fingerprint(OPERATIONS, of="tuner")
+    return Environment(cpu_model(), platform.release(), found)
+
+
+def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> Result:
+    """Searches one space."""
+    search = SEARCHES[args.search](space, args.seed)
+    measurer = CpuMeasurer(space, make=executor_of(args.executor))
+    try:
+        with _reports(name) as report:
+            return tune(
+                space,
+                search,
+                measurer,
+                budget=args.budget,
+                records=records,
+                name=args.search,
+                seed=args.seed,
+                report=report,
+            )
+    finally:
+        measurer.close()
+
+
+@contextlib.contextmanager
+def _reports(name: str) -> Iterator[Callable[[Progress], None]]:
+    """Shows how far a search has come on stderr: in one line on a terminal, otherwise in many."""
+    terminal = sys.stderr.isatty()
+    begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
+
+    def report(progress: Progress) -> None:
+        print(f"{begin}{name}: {progress}", end=end, file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        if terminal:
+            print(begin, end="", file=sys.stderr, flush=True)
+
+
+def _line(name: str, space: Space, result: Result) -> str:
+    """Returns a result for people."""
+    before, after = ((trial.seconds or 0.0) * 1e6 for trial in (result.baseline, result.best))
+    text = f"{name}: {len(result.trials)} trials; dispatch {before:.1f} us, best {after:.1f} us"
+    fields = named(configuration(space, result.best.candidate.values))
+    stopped = "; interrupted" if result.interrupted else ""
+    return f"{text}, {result.gain:.2f}x; {fields}{stopped}"
 
 
 def problems(args: argparse.Namespace) -> dict[str, ConvProblem]:

@@ -173,7 +173,7 @@ def _import(args: argparse.Namespace) -> int:
     build, results = args.results
     summary = summarize(read_folder(build, whole=False).configurations, [results])
     print("\n".join(summary.lines(args.rows)))
-    if getattr(args, "records", None) is not None:
+    if args.records is not None:
         from ..records import Records
 
         with Records(args.records, environment_of(results)) as records:

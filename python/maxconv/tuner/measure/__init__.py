@@ -1,0 +1,9 @@
+"""Measures candidates: right first, then how long."""
+
+from __future__ import annotations
+
+from .base import Measurer, Outcome, Protocol
+from .cpu import CpuMeasurer
+from .executors import executor_of
+
+__all__ = ["CpuMeasurer", "Measurer", "Outcome", "Protocol", "executor_of"]
