@@ -27,7 +27,7 @@ from maxconv.tuner.gpu.configurations import (
 )
 from maxconv.tuner.gpu.cover import greedy
 from maxconv.tuner.gpu.folder import MANIFEST, PROGRAM, Folder, Task, read_folder, write_folder
-from maxconv.tuner.gpu.results import Summary, gain_of, problem_of, summarize
+from maxconv.tuner.gpu.results import Summary, gain_of, joined, problem_of, summarize
 from maxconv.tuner.gpu.run import RESULTS, Protocol, Result, Timed, measure, read_results
 
 FAKE = Path(__file__).parents[1] / "fake_tuned.py"
@@ -182,6 +182,7 @@ def test_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--build", "/nowhere/at/all"], "--build: the folder of /nowhere/at/all does not exist"),
         (["--build", "x", "--configurations", "0"], "configurations: 0 is not positive"),
         (["--import", "x", "y"], f"--from: x has no {MANIFEST}"),
+        (["--import", "x"], "--import: 1 folders are no pairs"),
         (["--import", "x", "y", "--rows", "0"], "--rows: 0 is not positive"),
     ],
 )
@@ -196,6 +197,7 @@ def test_bad_arguments(
     ("arguments", "message"),
     [
         ({"minutes": 0.0}, "--minutes: 0.0 is not positive"),
+        ({"workers": -1}, "--workers: -1 is negative"),
         ({"works": ("bare", "odd")}, "--works: odd is not one of bare, fused"),
     ],
 )
@@ -360,6 +362,26 @@ def test_rows_that_gain_most_together() -> None:
     assert len(summary.rows(1)) == 1
 
 
+def test_builds_are_joined() -> None:
+    other = Configurations(FIELDS, (LISTED.listed[0], Listed((9, 9), origin="genetic")))
+    first = Summary(LISTED, [result("a", noisy(1, 0.9, 0)), failed("b")])
+    second = Summary(
+        other, [result("a", noisy(1, 0.8, 0), noisy(0, 0.95, 0)), result("b", noisy(1, 0.7, 0))]
+    )
+    together = joined([first, second])
+    assert together.configurations.listed == (*LISTED.listed, other.listed[1])
+    place = len(LISTED.listed)
+    assert [t.index for t in together.results[0].timed] == [1, place, 0]
+    assert [t.index for t in together.results[1].timed] == [place]
+    assert together.mean() == pytest.approx((1 / 0.8 / 0.7) ** 0.5)
+    # An error does not take away what another build has measured.
+    assert [r.error for r in joined([second, first]).results] == [None, None]
+    odd = Summary(Configurations(("x",), (Listed((1,)),)), [])
+    for parts in ([], [first, odd]):
+        with pytest.raises(ValueError, match="builds of one kernel are needed"):
+            joined(parts)
+
+
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_a_cover(most: int) -> None:
     gains = np.array([[0.0, 0.3, 0.2], [0.4, 0.0, 0.2]])
@@ -372,13 +394,13 @@ def test_results_of_another_build(tmp_path: Path) -> None:
     folder = tmp_path / "f"
     held = built(folder)
     run(folder, held)
-    assert len(summarize(LISTED, [folder / "out"]).results) == 1
+    assert len(summarize(LISTED, folder / "out").results) == 1
     with pytest.raises(ValueError, match="is of another build"):
-        summarize(Configurations(FIELDS, LISTED.listed[:2]), [folder / "out"])
+        summarize(Configurations(FIELDS, LISTED.listed[:2]), folder / "out")
     path = folder / "out" / RESULTS
     path.write_text("odd\n" + path.read_text())
     with pytest.raises(ValueError, match=r"line 1 of .* is no result"):
-        summarize(LISTED, [folder / "out"])
+        summarize(LISTED, folder / "out")
 
 
 @pytest.mark.parametrize("name", ["resnet50.stem", "resnext.conv2_g32"])

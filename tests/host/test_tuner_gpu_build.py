@@ -113,7 +113,7 @@ def test_what_was_measured_is_recorded(tmp_path: Path, capsys: pytest.CaptureFix
     assert "30.00 us, 20.00 us by 1/4, 1.500x +- 0.000" in printed
     assert f"2 trials written to {file}" in printed
     with Records(file, Environment("a GPU", "5", {"maxconv": "1"})) as records:
-        kept = list(records.export())
+        kept = records.of(space())
     by_split = {entry.configuration["split_k"]: entry for entry in kept}
     assert by_split[4].seconds == pytest.approx(2e-5)
     assert by_split[4].configuration == made.configuration(1, 4)

@@ -3,13 +3,14 @@
 A process assembles each kernel anew, some tenths of a second each. Here several processes assemble
 kernels side by side, and the one that measures, or starts anew behind a failure, finds them.
 
-Run as a program it takes the arguments of ``ptxas``.
+Run as a program it takes the path of ``ptxas``, the folder, and the arguments of ``ptxas``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -20,29 +21,23 @@ from pathlib import Path
 
 __all__ = ["assemble", "assembling"]
 
-#: The variables that say where ``ptxas`` is, and where what it made is kept.
-_ASSEMBLER, _FOLDER = "MAXCONV_PTXAS", "MAXCONV_CUBINS"
-
 #: The options of ``ptxas`` before the file that it writes.
 _OUTPUT = ("-o", "--output-file")
 
 
 def assembling(assembler: str, folder: Path) -> dict[str, str]:
-    """Returns the variables with which MAX's runtime assembles through this module.
+    """Returns the variable with which MAX's runtime assembles through this module.
 
     Args:
         assembler: The path of ``ptxas``.
         folder: Where what it made is kept; made, if it is missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "ptxas"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "$@"\n')
+    script = folder.resolve() / "ptxas"
+    words = (sys.executable, str(Path(__file__).resolve()), assembler, str(script.parent))
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    return {
-        "MODULAR_NVPTX_COMPILER_PATH": str(script.resolve()),
-        _ASSEMBLER: assembler,
-        _FOLDER: str(folder.resolve()),
-    }
+    return {"MODULAR_NVPTX_COMPILER_PATH": str(script)}
 
 
 def assemble(arguments: Sequence[str], assembler: str, folder: Path) -> int:
@@ -78,4 +73,4 @@ def assemble(arguments: Sequence[str], assembler: str, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(assemble(sys.argv[1:], os.environ[_ASSEMBLER], Path(os.environ[_FOLDER])))
+    sys.exit(assemble(sys.argv[3:], sys.argv[1], Path(sys.argv[2])))

@@ -35,9 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--import",
         dest="results",
         type=Path,
-        nargs=2,
-        metavar=("BUILD", "RESULTS"),
-        help="show what --from measured of a folder of --build; with --records, keep it",
+        nargs="+",
+        metavar="FOLDER",
+        help="show what --from measured: a folder of --build and one of its results, and so on for "
+        "further builds; with --records, keep it",
     )
     group.add_argument(
         "--configurations",
@@ -86,6 +87,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=list(WORKS[:1]),
         help="with --from: the convolution alone, or with bias, SiLU and a residual; by default "
         "the former",
+    )
+    group.add_argument(
+        "--workers",
+        type=int,
+        default=8,
+        metavar="N",
+        help="with --from: processes that assemble kernels before anything is measured; 0 "
+        "assembles each when it is measured first; by default 8",
     )
     group.add_argument(
         "--rows",
@@ -157,7 +166,13 @@ def _measure(args: argparse.Namespace) -> int:
     held = read_folder(args.built)
     try:
         left = measure(
-            args.built, held, args.out, minutes=args.minutes, works=args.works, report=_say
+            args.built,
+            held,
+            args.out,
+            minutes=args.minutes,
+            works=args.works,
+            report=_say,
+            workers=args.workers,
         )
     except ProgramError as error:
         raise ValueError(f"--from: the program of {args.built} does not run: {error}") from error
@@ -166,17 +181,27 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from .results import environment_of, record, summarize
+    from .results import environment_of, joined, record, summarize
 
     if args.rows < 1:
         raise ValueError(f"--rows: {args.rows} is not positive; at least 1 is needed")
-    build, results = args.results
-    summary = summarize(read_folder(build, whole=False).configurations, [results])
-    print("\n".join(summary.lines(args.rows)))
-    if args.records is not None:
-        from ..records import Records
+    folders: list[Path] = args.results
+    if len(folders) % 2:
+        raise ValueError(
+            f"--import: {len(folders)} folders are no pairs of a folder of --build and its results"
+        )
+    parts = {
+        results: summarize(read_folder(build, whole=False).configurations, results)
+        for build, results in zip(folders[::2], folders[1::2], strict=True)
+    }
+    print("\n".join(joined([*parts.values()]).lines(args.rows)))
+    if args.records is None:
+        return 0
+    from ..records import Records
 
+    count = 0
+    for results, part in parts.items():
         with Records(args.records, environment_of(results)) as records:
-            count = record(records, summary, seed=args.seed)
-        print(f"{count} trials written to {args.records}")
+            count += record(records, part, seed=args.seed)
+    print(f"{count} trials written to {args.records}")
     return 0

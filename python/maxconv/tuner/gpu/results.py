@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +16,12 @@ from ..kernels import Judged
 from ..records import Environment, Records
 from ..space import Space, open_space
 from ..trials import Candidate, Trial
-from .configurations import NOT_IN_TABLE, Configurations
+from .configurations import NOT_IN_TABLE, Configurations, Listed
 from .cover import greedy
 from .problems import DTYPE
 from .run import RESULTS, Result, Timed, read_results
 
-__all__ = ["Gain", "Summary", "environment_of", "gain_of", "record", "summarize"]
+__all__ = ["Gain", "Summary", "environment_of", "gain_of", "joined", "record", "summarize"]
 
 #: Standard errors by which a gain must exceed 0 to count.
 _ERRORS = 2.0
@@ -175,25 +175,51 @@ class Summary:
         )
 
 
-def summarize(configurations: Configurations, folders: Iterable[Path]) -> Summary:
+def summarize(configurations: Configurations, folder: Path) -> Summary:
     """Reads results; of a problem that was measured twice the last ones count.
 
     Args:
         configurations: Of the build.
-        folders: Where results are.
+        folder: Where the results are.
 
     Raises:
         ValueError: There are none, a line is no result, or one is of another build.
     """
+    path = folder / RESULTS
+    if not path.is_file():
+        raise ValueError(f"--import: {folder} has no {RESULTS}; a folder of --from is allowed")
+    found = {(result.name, result.work): result for result in read_results(path)}
+    for result in found.values():
+        if any(t.index >= len(configurations.listed) for t in result.timed):
+            raise ValueError(f"--import: {path} is of another build")
+    return Summary(configurations, list(found.values()))
+
+
+def joined(parts: Sequence[Summary]) -> Summary:
+    """Returns what several builds say together: a problem has the configurations of all.
+
+    Raises:
+        ValueError: There is none, or their kernels have different fields.
+    """
+    if not parts or len({part.configurations.fields for part in parts}) != 1:
+        raise ValueError("--import: builds of one kernel are needed, with the same fields")
+    listed: dict[tuple[int, ...], Listed] = {}
+    for part in parts:
+        for entry in part.configurations.listed:
+            listed.setdefault(entry.values, entry)
+    places = {values: place for place, values in enumerate(listed)}
     found: dict[tuple[str, str], Result] = {}
-    for folder in folders:
-        path = folder / RESULTS
-        if not path.is_file():
-            raise ValueError(f"--import: {folder} has no {RESULTS}; a folder of --from is allowed")
-        for result in read_results(path):
-            if any(t.index >= len(configurations.listed) for t in result.timed):
-                raise ValueError(f"--import: {path} is of another build than --build names")
-            found[result.name, result.work] = result
+    for part in parts:
+        index = [places[entry.values] for entry in part.configurations.listed]
+        for result in part.results:
+            timed = [replace(each, index=index[each.index]) for each in result.timed]
+            earlier = found.get((result.name, result.work))
+            if earlier is not None and earlier.error is None and result.error is None:
+                timed = [*earlier.timed, *timed]
+            elif earlier is not None and result.error is not None:
+                continue
+            found[result.name, result.work] = replace(result, timed=timed)
+    configurations = Configurations(parts[0].configurations.fields, tuple(listed.values()))
     return Summary(configurations, list(found.values()))
 
 

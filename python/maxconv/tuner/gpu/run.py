@@ -128,6 +128,8 @@ def measure(
     """
     if minutes <= 0:
         raise ValueError(f"--minutes: {minutes} is not positive")
+    if workers < 0:
+        raise ValueError(f"--workers: {workers} is negative; at least 0 is needed")
     if unknown := set(works).difference(WORKS):
         raise ValueError(f"--works: {', '.join(sorted(unknown))} is not one of {', '.join(WORKS)}")
     protocol = protocol or Protocol()
