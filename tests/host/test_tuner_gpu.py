@@ -113,6 +113,16 @@ def test_a_failure_loses_one_configuration(tmp_path: Path) -> None:
     assert (tmp_path / "f" / "asked").read_text().count("problem a\n") == 4
 
 
+def test_what_ends_the_program_has_two_chances(tmp_path: Path) -> None:
+    tasks = [task(name, 3) for name in "abcd"]
+    held = built(tmp_path / "f", *tasks, faults={"1": "crash"})
+    assert run(tmp_path / "f", held) == 0
+    found = [errors(result) for result in results(tmp_path / "f")]
+    assert found[:2] == [{1: "the program ended with -11: it said nothing"}] * 2
+    assert found[2:] == [{1: "it ended the program 2 times before"}] * 2
+    assert all(result.timed[2].bursts for result in results(tmp_path / "f"))
+
+
 def test_a_problem_without_memory_is_passed_over(tmp_path: Path) -> None:
     held = built(tmp_path / "f", task("a"), task("b"), faults={"problem a": "error"})
     assert run(tmp_path / "f", held) == 0
@@ -160,7 +170,8 @@ def test_kernels_are_assembled_before(tmp_path: Path, monkeypatch: pytest.Monkey
     held = built(tmp_path / "g", faults={"start": "x"})
     with pytest.raises(ProgramError, match="no GPU"):
         measure(tmp_path / "g", held, tmp_path / "out", **arguments)  # type: ignore[arg-type]
-    assert texts[-1] == "assembled 0 of 8 configurations in 0 s; failed: no GPU"
+    assert texts[-1].startswith("assembled 0 of 8 configurations in ")
+    assert texts[-1].endswith(" s; failed: no GPU")
 
 
 def test_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import math
 import statistics
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -52,8 +53,10 @@ class Protocol:
     """Seconds of a burst, at least: as many replays as that takes, and one."""
     hopeless: float = 1.2
     """A configuration whose first burst takes so many times the incumbent's gets no other."""
-    timeout_s: float = 30.0
+    timeout_s: float = 20.0
     """Seconds for an answer, before the program is taken for hung."""
+    chances: int = 2
+    """Problems on which a configuration may end the program before it gets no other."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -153,13 +156,14 @@ def measure(
         program = Pipe(command, libraries, protocol.timeout_s, environment)
         stack.enter_context(program)
         lines = stack.enter_context(path.open("a", encoding="utf-8"))
+        fatal: Counter[int] = Counter()
         about = {**program.about, "driver": _driver(), "built": held.date}
         print(json.dumps({"about": {**about, "versions": held.versions}}), file=lines, flush=True)
         for place, (task, work) in enumerate(left):
             if clock() - begin > 60 * minutes:
                 return len(left) - place
             started = clock()
-            result = Measuring(program, protocol, task, work).result()
+            result = Measuring(program, protocol, task, work, fatal).result()
             result = Result(**{**vars(result), "seconds": round(clock() - started, 3)})
             print(json.dumps(asdict(result)), file=lines, flush=True)
             report(f"{place + 1}/{len(left)} {result.name} {work}: {_summary(result)}")
@@ -204,6 +208,8 @@ class Measuring:
     protocol: Protocol
     task: Task
     work: str
+    fatal: Counter[int]
+    """How often configurations have ended the program."""
     incumbent: Pair | None = None
     graph: int = -1
     """The incumbent's."""
@@ -261,6 +267,8 @@ class Measuring:
         Raises:
             ProgramError: The program does not start anew, or not get as far as this again.
         """
+        if self.fatal[pair[0]] >= self.protocol.chances:
+            return Timed(*pair, error=f"it ended the program {self.fatal[pair[0]]} times before")
         if self.program.lost:
             self.open()
         bursts: list[float] = []
@@ -278,6 +286,7 @@ class Measuring:
                 if not final and bursts[0] > self.protocol.hopeless * beside[0]:
                     break
         except ProgramError as error:
+            self.fatal[pair[0]] += self.program.lost
             return Timed(*pair, error=str(error), final=final)
         return Timed(*pair, bursts, beside, final=final)
 
