@@ -14,6 +14,7 @@ from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from .._library import OPERATIONS, fingerprint
 from .._problem import ConvProblem
 from .._problems import find_problem, parse_integers, parse_padding, parse_problem
+from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
 from .records import Environment, Records
 from .search import SEARCHES
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--records", type=Path, metavar="FILE", help="where trials are kept, and read again"
     )
+    gpu.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,12 +80,15 @@ def run(args: argparse.Namespace) -> int:
         LibraryError: A library cannot be built.
         ModuleNotFoundError: The extra is not installed.
     """
+    if gpu.asks(args):
+        return gpu.run(args)
     if args.budget < 1:
         raise ValueError(f"--budget: {args.budget} is not positive; at least 1 trial is needed")
     asked = problems(args)
     if not args.show_space and args.target != "cpu":
         raise ValueError(
-            f"--target: {args.target} can be shown with --show-space; only cpu is measured"
+            f"--target: {args.target} can be shown with --show-space; cpu is searched, and sm90 "
+            "measured in steps: --build, --from, --import"
         )
     spaces = {
         name: open_space(
