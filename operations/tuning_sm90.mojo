@@ -7,6 +7,7 @@ from .conv.fields import COPY_BYTES, KERNEL_SM90, KERNEL_UNALIGNED
 from .conv.memory import element_bytes
 from .conv.operands import Device, Operands
 from .conv.problem import ConvProblem
+from .conv.search import cheapest
 from .nvidia.im2col.traversal import ROW_BYTES
 from .nvidia.limits import (
     MAX_BOX,
@@ -176,6 +177,17 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
                 pixels.append(traversal.pixels(halo))
         facts.add("halos", halos)
         facts.add("pixels", pixels)
+        for i in range(len(self.table.rows)):
+            var numbers: List[Int] = [self.table.rows[i]]
+            numbers.extend(gemm_numbers(self.table.offered[i].config))
+            facts.add("row", numbers)
+        var found = cheapest(self.table)
+        if found.index >= 0:
+            var choice: List[Int] = [
+                self.table.row(found.index),
+                self.table.split_k(found.index),
+            ]
+            facts.add("choice", choice)
 
     def refusal(self, values: Values) -> Optional[String]:
         var config = _config(values)
@@ -273,6 +285,48 @@ def _config(values: Values) -> Sm90Config:
     var n = List[Int]()
     for i in range(len(TunedSm90.fields())):
         n.append(Int(values[unsafe_offset=i]))
+    return gemm_config(n)
+
+
+def gemm_numbers(config: Sm90Config) -> List[Int]:
+    """The `fields`' numbers of a configuration, but for the last, the plan's.
+
+    Args:
+        config: The configuration.
+    """
+    ref epilogue = config.epilogue
+    return [
+        config.block_tile_shape[0],
+        config.block_tile_shape[1],
+        config.cluster_shape[0],
+        config.cluster_shape[1],
+        config.cluster_shape[2],
+        config.consumers,
+        Int(config.cooperative),
+        Int(config.swapped),
+        config.halo,
+        config.num_act_pipeline_stages,
+        config.num_filter_pipeline_stages,
+        config.num_gather_stages,
+        Int(config.stationary),
+        Int(config.unaligned),
+        epilogue.output_tile_shape[0],
+        epilogue.num_epi_load_stages,
+        epilogue.num_output_stages,
+        epilogue.fragment_size,
+        Int(epilogue.reuse_c),
+        Int(epilogue.delay_store),
+        Int(epilogue.tma_store),
+        Int(epilogue.whole_rows),
+    ]
+
+
+def gemm_config(n: List[Int]) -> Sm90Config:
+    """The configuration of the `fields`' numbers.
+
+    Args:
+        n: The numbers; the last, of the plan, may be left out.
+    """
     return Sm90Config(
         block_tile_shape=IndexList[2](n[0], n[1]),
         cluster_shape=IndexList[3](n[2], n[3], n[4]),

@@ -217,6 +217,7 @@ def test_records_are_exported(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--export", "--target", "sm90"], "--export: --target sm90 has no tuned table; cpu has"),
         (["--export"], "--records: None is no file; --export reads one"),
         (["resnet50.conv1", "--export", "x.yaml"], "--export: it takes all problems of --records"),
     ],

@@ -387,7 +387,7 @@ def test_the_command_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("arguments", "message"),
     [
         (["--budget", "0"], "--budget: 0 is not positive; at least 1 trial is needed"),
-        (["--target", "sm90"], "--target: sm90 can be shown with --show-space; only cpu is"),
+        (["--target", "sm90"], "--target: sm90 can be shown with --show-space; cpu is searched"),
         (["--units", "0"], "units: 0 is not positive; at least 1 is needed"),
     ],
 )

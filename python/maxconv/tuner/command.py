@@ -15,6 +15,7 @@ from .._machine import cpu_model
 from .._problem import ConvProblem
 from .._problems import find_problem, parse_integers, parse_padding, parse_problem
 from .._tuned_table import kernel_versions, read_table, this_device, user_table
+from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
 from .measure.base import Configuration
 from .records import Environment, Records
@@ -88,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="search nothing; write what --records has for this machine into a tuned table, by "
         "default your own",
     )
+    gpu.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,12 +102,15 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.export is not None:
         return _export(args)
+    if gpu.asks(args):
+        return gpu.run(args)
     if args.budget < 1:
         raise ValueError(f"--budget: {args.budget} is not positive; at least 1 trial is needed")
     asked = problems(args)
     if not args.show_space and args.target != "cpu":
         raise ValueError(
-            f"--target: {args.target} can be shown with --show-space; only cpu is measured"
+            f"--target: {args.target} can be shown with --show-space; cpu is searched, and sm90 "
+            "measured in steps: --build, --from, --import"
         )
     spaces = {
         name: open_space(
@@ -144,6 +149,8 @@ def this_environment() -> Environment:
 
 def _export(args: argparse.Namespace) -> int:
     """Writes a table from records."""
+    if args.target != "cpu":
+        raise ValueError(f"--export: --target {args.target} has no tuned table; cpu has one")
     if args.problems or args.conv:
         raise ValueError("--export: it takes all problems of --records; name none")
     if args.records is None or not args.records.is_file():

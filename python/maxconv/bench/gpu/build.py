@@ -7,9 +7,7 @@ the GPU machine needs; MAX itself is needed there for the graphs alone.
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import platform
 import shutil
 import subprocess
 import sys
@@ -19,14 +17,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from maxconv import _library as library
+from maxconv import _program
 from maxconv._progress import progress
 
 from ..entrant import BFLOAT16, MAXCONV
 from ..environment import Checkout, child_environment, source_digest, versions
 from .graphs import FOLDER, GRAPHS
 from .narrow import PROGRAM_BFLOAT16
-from .program import LIBRARIES, PROGRAM
+from .program import PROGRAM
 
 __all__ = ["FORMAT", "MANIFEST", "Build", "build", "check_folder", "read_build"]
 
@@ -34,14 +32,6 @@ __all__ = ["FORMAT", "MANIFEST", "Build", "build", "check_folder", "read_build"]
 MANIFEST, FORMAT = "build.json", 1
 
 _SOURCE = Path(__file__).parent / "kernels.mojo"
-
-#: What a program that Mojo built loads of MAX's libraries.
-_LIBRARIES = (
-    "libKGENCompilerRTShared",
-    "libAsyncRTMojoBindings",
-    "libMSupportGlobals",
-    "libAsyncRTRuntimeGlobals",
-)
 
 
 @dataclass(frozen=True)
@@ -133,34 +123,7 @@ def build_program(folder: Path, architecture: str, dtype: str, name: str = PROGR
     Raises:
         LibraryError: It does not compile; the message has Mojo's output.
     """
-    finished = library.run_mojo(
-        "build",
-        *("-I", str(library.OPERATIONS.parent)),
-        *("--target-accelerator", architecture),
-        *_portable_cpu(),
-        *("-D", f"dtype={dtype}"),
-        str(_SOURCE),
-        *("-o", str(folder / name)),
-    )
-    if finished.returncode:
-        raise library.LibraryError(f"Mojo could not compile {_SOURCE}:\n{finished.stderr.rstrip()}")
-    modular = importlib.util.find_spec("modular")
-    folders = (modular.submodule_search_locations or []) if modular else []
-    (folder / LIBRARIES).mkdir(exist_ok=True)
-    for name in _LIBRARIES:
-        found = [path for place in folders for path in Path(place, "lib").glob(f"{name}.*")]
-        if not found:
-            raise library.LibraryError(f"{name}, which the program loads, is not among MAX's files")
-        shutil.copy(found[0], folder / LIBRARIES)
-
-
-def _portable_cpu() -> tuple[str, ...]:
-    """Returns Mojo's options for a program that the CPU of any GPU machine runs.
-
-    By default Mojo takes every instruction that the building CPU has: AMD's have some that Intel's
-    lack.
-    """
-    return ("--target-cpu", "x86-64-v3") if platform.machine() == "x86_64" else ()
+    _program.build_program(_SOURCE, folder / name, architecture, "-D", f"dtype={dtype}")
 
 
 def _build_graphs(folder: Path, architecture: str, dtype: str, names: Collection[str]) -> None:

@@ -274,7 +274,27 @@ struct Operands(Movable):
         """Enqueues one convolution, in blocks of so many channels or with
         channels last."""
         var set = index % len(self.x)
-        var epilogue = Epilogue[OUT_TYPE, OUT_TYPE](
+        convolve[kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=SCALED](
+            stream,
+            self.problem,
+            Arguments(
+                MemoryActivation[TYPE, block](reads_of(self.x[set])),
+                reads_of(self.filter[set]),
+                self.epilogue(fused, set),
+                MemoryOutput[OUT_TYPE](data_of(self.y[set])),
+            ),
+            requested=KERNEL_AUTO,
+            exact=False,
+        )
+
+    def epilogue(self, fused: Bool, set: Int) -> Epilogue[OUT_TYPE, OUT_TYPE]:
+        """What is done to sums.
+
+        Args:
+            fused: Whether bias, SiLU and residual are.
+            set: Of operands.
+        """
+        return Epilogue[OUT_TYPE, OUT_TYPE](
             has_bias=fused,
             has_residual=fused,
             has_scale=SCALED,
@@ -286,18 +306,6 @@ struct Operands(Movable):
                 ACTIVATION_SILU if fused else ACTIVATION_NONE, 0, 0
             ),
             final_activation=Activation(ACTIVATION_NONE, 0, 0),
-        )
-        convolve[kernels=ALL_KERNELS, known=UNKNOWN_FILTER, scaled=SCALED](
-            stream,
-            self.problem,
-            Arguments(
-                MemoryActivation[TYPE, block](reads_of(self.x[set])),
-                reads_of(self.filter[set]),
-                epilogue,
-                MemoryOutput[OUT_TYPE](data_of(self.y[set])),
-            ),
-            requested=KERNEL_AUTO,
-            exact=False,
         )
 
 

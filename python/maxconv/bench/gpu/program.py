@@ -6,23 +6,17 @@ bursts take their turns among those of this process.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maxconv._problems import NamedProblem
+from maxconv._program import LIBRARIES, Pipe, ProgramError
 
 from ..device import LAUNCHES
 from ..entrant import MAXCONV, WORKS, Entrant, Key
@@ -31,8 +25,8 @@ from .samples import COUNT, Samples
 
 __all__ = ["LIBRARIES", "PROGRAM", "USUAL", "Field", "Program", "ProgramError", "started"]
 
-#: The program's name in a folder that ``--build`` wrote, and that of the libraries it loads.
-PROGRAM, LIBRARIES = "kernels", "lib"
+#: The program's name in a folder that ``--build`` wrote.
+PROGRAM = "kernels"
 
 #: The program's words for what it is usually asked for.
 USUAL = {Key(MAXCONV, work): work for work in WORKS}
@@ -40,102 +34,9 @@ USUAL = {Key(MAXCONV, work): work for work in WORKS}
 #: Returns what is timed of a problem, why the rest is not, and the references by work.
 Field = Callable[[NamedProblem], tuple[dict[Key, Entrant], dict[Key, str], Mapping[str, Any]]]
 
-_TIMEOUT_S = 120.0
 
-
-class ProgramError(RuntimeError):
-    """The program refused a line, or ended."""
-
-
-class Program:
-    """The running program; a context that ends it.
-
-    Args:
-        command: What starts it.
-        libraries: A folder of shared libraries that it loads.
-        timeout_s: Seconds for an answer, after which it is ended.
-
-    Raises:
-        OSError: It cannot be started.
-        ProgramError: It ends at once: there is no GPU, say.
-    """
-
-    def __init__(
-        self, command: Sequence[str], libraries: Path, timeout_s: float = _TIMEOUT_S
-    ) -> None:
-        self._command = command
-        self._environment = _environment(libraries)
-        self._timeout_s = timeout_s
-        self.about = self._start()
-
-    def _start(self) -> Mapping[str, Any]:
-        """Starts it; returns what it says of itself."""
-        self._lost = False
-        # Closed with the program.
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=self._environment,
-            text=True,
-        )
-        return self._answer()
-
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the program."""
-        self._process.kill()
-        self._process.communicate()
-        self._errors.close()
-
-    def ask(self, *words: object) -> Mapping[str, Any]:
-        """Sends a line and returns its answer.
-
-        Raises:
-            ProgramError: The program refused, or has ended; the message has its words.
-        """
-        assert self._process.stdin is not None
-        try:
-            print(*words, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            raise self._ended() from None
-        return self._answer()
-
-    def _answer(self) -> Mapping[str, Any]:
-        assert self._process.stdout is not None
-        overdue = threading.Timer(self._timeout_s, self._process.kill)
-        overdue.start()
-        try:
-            line = self._process.stdout.readline()
-        finally:
-            overdue.cancel()
-        if not line:
-            raise self._ended()
-        answer: Mapping[str, Any] = json.loads(line)
-        if "error" in answer:
-            # After an error of CUDA's every further call fails.
-            self._lost |= "CUDA" in answer["error"]
-            raise ProgramError(answer["error"])
-        return answer
-
-    def _ended(self) -> ProgramError:
-        self._lost = True
-        status = self._process.wait()
-        self._errors.seek(0)
-        words = " ".join(self._errors.read().split())[-300:]
-        return ProgramError(f"the program ended with {status}: {words or 'it said nothing'}")
+class Program(Pipe):
+    """The running program, as a contender; see ``Pipe``."""
 
     def entrants(
         self,
@@ -158,9 +59,7 @@ class Program:
         entrants: dict[Key, Entrant] = {}
         missing: dict[Key, str] = {}
         try:
-            if self._lost:
-                self.close()
-                self._start()
+            self.revive()
             self.ask(command(named, dtype))
         except ProgramError as error:
             return {}, dict.fromkeys(words, str(error))
@@ -212,14 +111,3 @@ class _ProgramRun:
         bits = torch.tensor(answer["values"], dtype=torch.int32, device=expected.values.device)
         values = bits.view(torch.float32)
         return expected.error(Samples(answer["step"], values), tolerance)
-
-
-def _environment(libraries: Path) -> dict[str, str]:
-    """Returns the environment in which the program finds its libraries and an assembler."""
-    environment = dict(os.environ)
-    paths = [str(libraries), *filter(None, [environment.get("LD_LIBRARY_PATH")])]
-    environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
-    assembler = shutil.which("ptxas") or shutil.which("ptxas", path="/usr/local/cuda/bin")
-    if assembler:
-        environment.setdefault("MODULAR_NVPTX_COMPILER_PATH", assembler)
-    return environment
