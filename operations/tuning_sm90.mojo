@@ -181,7 +181,8 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
             var numbers: List[Int] = [self.table.rows[i]]
             numbers.extend(gemm_numbers(self.table.offered[i].config))
             facts.add("row", numbers)
-        var found = cheapest(self.table)
+        var tuned = self.table.tuned()
+        var found = tuned.value().copy() if tuned else cheapest(self.table)
         if found.index >= 0:
             var choice: List[Int] = [
                 self.table.row(found.index),

@@ -26,6 +26,8 @@ struct Candidate(ImplicitlyCopyable, Movable):
     them anew, and few ops of a network widen their output."""
     var correction: Float64
     """What the model's time is multiplied with; fitted with its constants."""
+    var only_tuned: Bool
+    """Whether the model does not choose it, but measurements do (tuned.mojo)."""
 
     def __init__(
         out self,
@@ -35,6 +37,7 @@ struct Candidate(ImplicitlyCopyable, Movable):
         other_inputs: Bool = False,
         other_outputs: Bool = False,
         correction: Float64 = 1.0,
+        only_tuned: Bool = False,
     ):
         """A row; by default for inputs and outputs of 16 bits.
 
@@ -45,8 +48,10 @@ struct Candidate(ImplicitlyCopyable, Movable):
             other_outputs: Whether float32 outputs and those with work fused
                 behind have it.
             correction: What the model's time is multiplied with.
+            only_tuned: Whether only measurements choose it.
         """
         self.config = config
+        self.only_tuned = only_tuned
         self.correction = correction
         self.half_inputs = half_inputs
         self.other_inputs = other_inputs
@@ -207,6 +212,7 @@ def candidates() -> List[Candidate]:
     """The table; what a plan calls a candidate is its index here."""
     var table = _aligned_candidates()
     table.extend(_unaligned_candidates())
+    table.extend(_tuned_candidates())
     return table^
 
 
@@ -345,6 +351,33 @@ def _unaligned_candidates() -> List[Candidate]:
             _unaligned(HALO_STATIONARY), correction=HALO_STATIONARY_CORRECTION
         ),
         Candidate(_unaligned(HALO_SPLIT), correction=HALO_SPLIT_CORRECTION),
+    ]
+
+
+def _tuned_candidates() -> List[Candidate]:
+    """Rows that the tuner found, for the problems that they were measured with:
+    the model says too little of them."""
+    var rows = _rows((128, 64), (7, 7, 3), cooperative=False, halo=32)
+    rows.epilogue.output_tile_shape[0] = 32
+    rows.epilogue.whole_rows = False
+    return [
+        Candidate(
+            _rows(
+                (64, 64),
+                (12, 12, 2),
+                cooperative=False,
+                halo=8,
+                subtile_pixels=32,
+            ),
+            only_tuned=True,
+        ),
+        Candidate(rows, only_tuned=True),
+        Candidate(
+            _rows(
+                (128, 64), (8, 8, 3), cluster=SPLIT_K, halo=8, subtile_pixels=32
+            ),
+            only_tuned=True,
+        ),
     ]
 
 

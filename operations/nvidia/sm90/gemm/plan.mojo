@@ -19,6 +19,7 @@ from .legality import problem_refusal, stores_any_filters
 from .grid import Grid, tile_clusters
 from .model import predicted_seconds
 from .split_k import split_refusal
+from .tuned import tuned_choice
 
 comptime SPLITS = 4
 """Ways to share a tile: 1, 2, 4 or 8 blocks."""
@@ -34,6 +35,8 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
     """Blocks that share a tile."""
     var seconds: Float64
     """The model's."""
+    var tuned: Bool
+    """Whether measurements have chosen the candidate, and not the model."""
     var geometry: TileGeometry
     var cluster: Int
     """Blocks of a cluster."""
@@ -49,6 +52,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         candidate: Int = -1,
         split_k: Int = 1,
         seconds: Float64 = 0,
+        tuned: Bool = False,
     ):
         """Cuts a problem for a configuration.
 
@@ -60,7 +64,9 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             candidate: The configuration's index in the table, if it is one.
             split_k: Blocks that share a tile.
             seconds: The model's.
+            tuned: Whether measurements have chosen the candidate.
         """
+        self.tuned = tuned
         var grid = Grid.of(config, traversal, device.units, split_k)
         self.candidate = candidate
         self.split_k = split_k
@@ -78,6 +84,8 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         if self.split_k > 1:
             writer.write(t", split-K {self.split_k}")
         writer.write(t": {microseconds} us by the model")
+        if self.tuned:
+            writer.write("; the fastest of those that were measured")
 
 
 struct GemmCandidates(Candidates):
@@ -166,11 +174,35 @@ struct GemmCandidates(Candidates):
 
     def refusal(self, index: Int) -> Optional[String]:
         """Why a candidate cannot run the problem, or would leave
-        multiprocessors without a tile for nothing."""
+        multiprocessors without a tile for nothing; or the model does not choose
+        it."""
+        if self.offered[index // self.ways].only_tuned:
+            return String(
+                "this configuration is chosen where it was measured alone"
+            )
         var refusal = self.config_refusal(
             self.config(index), self.split_k(index)
         )
         return refusal if refusal else self.refusals[index // self.ways]
+
+    def tuned(self) -> Optional[Found]:
+        """What measurements chose for the problem on this device, if they have,
+        and it is offered and can run it."""
+        var choice = tuned_choice(self.problem, self.types, self.device)
+        if not choice:
+            return None
+        ref row, split_k = choice.value()
+        for i in range(len(self.rows)):
+            if self.rows[i] != row:
+                continue
+            if self.config_refusal(self.offered[i].config, split_k):
+                return None
+            var way = 0
+            while 1 << way < split_k:
+                way += 1
+            var index = i * self.ways + way
+            return Found(index, self.cost(index), String(""))
+        return None
 
     def config_refusal(
         self, config: Sm90Config, split_k: Int
@@ -252,11 +284,12 @@ struct GemmCandidates(Candidates):
             self.work,
         )
 
-    def plan(self, found: Found) raises -> GemmPlan:
+    def plan(self, found: Found, *, tuned: Bool = False) raises -> GemmPlan:
         """How to run the problem with what `cheapest` found.
 
         Args:
             found: The candidate.
+            tuned: Whether measurements have found it.
 
         Raises:
             If there is none: why.
@@ -270,6 +303,7 @@ struct GemmCandidates(Candidates):
             candidate=self.row(found.index),
             split_k=self.split_k(found.index),
             seconds=found.cost,
+            tuned=tuned,
         )
 
 
@@ -303,7 +337,8 @@ def plan_gemm(
     *,
     unaligned: Bool = False,
 ) raises -> GemmPlan:
-    """The candidate that the model finds fastest.
+    """The candidate that was measured to be fastest, or else that the model finds
+    fastest.
 
     Args:
         problem: The convolution, with at least one output.
@@ -316,6 +351,9 @@ def plan_gemm(
         If no candidate can run the problem: why.
     """
     var table = GemmCandidates(problem, operands, device, unaligned=unaligned)
+    var measured = table.tuned()
+    if measured:
+        return table.plan(measured.value(), tuned=True)
     return table.plan(cheapest(table))
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..._program import ProgramError
 from .folder import read_folder
 from .run import WORKS, measure
+
+if TYPE_CHECKING:
+    from .results import Summary
 
 __all__ = ["add_arguments", "asks", "run"]
 
@@ -103,6 +108,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --import: how many new rows of the table to propose; by default 10",
     )
+    group.add_argument(
+        "--tuned",
+        type=Path,
+        metavar="FILE",
+        help="with --import: write which of the table's rows the problems are fastest with (YAML)",
+    )
+    group.add_argument(
+        "--confirm",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FOLDER",
+        help="with --tuned: pairs of a folder of --build and its results, of other devices where a "
+        "row must be faster too",
+    )
 
 
 def asks(args: argparse.Namespace) -> bool:
@@ -181,20 +201,15 @@ def _measure(args: argparse.Namespace) -> int:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from .results import environment_of, joined, record, summarize
+    from .results import environment_of, joined, record
 
     if args.rows < 1:
         raise ValueError(f"--rows: {args.rows} is not positive; at least 1 is needed")
-    folders: list[Path] = args.results
-    if len(folders) % 2:
-        raise ValueError(
-            f"--import: {len(folders)} folders are no pairs of a folder of --build and its results"
-        )
-    parts = {
-        results: summarize(read_folder(build, whole=False).configurations, results)
-        for build, results in zip(folders[::2], folders[1::2], strict=True)
-    }
-    print("\n".join(joined([*parts.values()]).lines(args.rows)))
+    parts = _summaries("--import", args.results)
+    summary = joined([*parts.values()])
+    print("\n".join(summary.lines(args.rows)))
+    if args.tuned is not None:
+        _write_tuned(args, summary, next(iter(parts)))
     if args.records is None:
         return 0
     from ..records import Records
@@ -205,3 +220,38 @@ def _import(args: argparse.Namespace) -> int:
             count += record(records, part, seed=args.seed)
     print(f"{count} trials written to {args.records}")
     return 0
+
+
+def _summaries(option: str, folders: Sequence[Path]) -> dict[Path, Summary]:
+    """Reads pairs of a folder of ``--build`` and its results; returns them by the latter."""
+    from .results import summarize
+
+    if len(folders) % 2:
+        raise ValueError(
+            f"{option}: {len(folders)} folders are no pairs of a folder of --build and its results"
+        )
+    return {
+        results: summarize(read_folder(build, whole=False).configurations, results)
+        for build, results in zip(folders[::2], folders[1::2], strict=True)
+    }
+
+
+def _write_tuned(args: argparse.Namespace, summary: Summary, results: Path) -> None:
+    """Writes the tuned table."""
+    from .results import environment_of, units_of
+    from .tuned import select, write
+
+    where = environment_of(results)
+    confirmed = {
+        environment_of(each).device: part
+        for each, part in _summaries("--confirm", args.confirm).items()
+    }
+    tuned = select(
+        summary,
+        device=where.device,
+        driver=where.driver,
+        units=units_of(results),
+        confirmed=confirmed,
+    )
+    write(args.tuned, tuned)
+    print(f"{len(tuned.rows)} problems written to {args.tuned}")

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,16 @@ from .cover import greedy
 from .problems import DTYPE
 from .run import RESULTS, Result, Timed, read_results
 
-__all__ = ["Gain", "Summary", "environment_of", "gain_of", "joined", "record", "summarize"]
+__all__ = [
+    "Gain",
+    "Summary",
+    "environment_of",
+    "gain_of",
+    "joined",
+    "record",
+    "summarize",
+    "units_of",
+]
 
 #: Standard errors by which a gain must exceed 0 to count.
 _ERRORS = 2.0
@@ -229,10 +239,24 @@ def environment_of(folder: Path) -> Environment:
     Raises:
         ValueError: They do not say.
     """
+    about = _about(folder)
+    return Environment(about["device"], about["driver"], about["versions"])
+
+
+def units_of(folder: Path) -> int:
+    """Returns the multiprocessors of the device where results were measured.
+
+    Raises:
+        ValueError: They do not say.
+    """
+    return int(_about(folder)["units"])
+
+
+def _about(folder: Path) -> dict[str, Any]:
     for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines():
-        about = json.loads(line).get("about")
+        about: dict[str, Any] | None = json.loads(line).get("about")
         if about is not None:
-            return Environment(about["device"], about["driver"], about["versions"])
+            return about
     raise ValueError(f"--import: {folder / RESULTS} does not say where it was measured")
 
 

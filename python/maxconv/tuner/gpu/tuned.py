@@ -1,0 +1,270 @@
+"""The tuned table of the Hopper implicit GEMM: which configuration a problem was fastest with.
+
+``benchmarks/tuned/*.yaml`` is the table; the module that dispatch reads is written from it::
+
+    python -m maxconv.tuner.gpu.tuned benchmarks/tuned/nvidia-h200.yaml
+"""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..._library import OPERATIONS
+from ..space import open_space
+from .configurations import table_rows
+from .problems import DTYPE
+from .results import Summary, gain_of, problem_of
+from .run import WORKS, Result, Timed
+
+__all__ = ["MODULE", "Tuned", "TunedRow", "mojo_source", "problem_key", "read", "select", "write"]
+
+#: What ``mojo_source`` is written to.
+MODULE = OPERATIONS / "nvidia" / "sm90" / "gemm" / "tuned_rows.mojo"
+
+#: Of a configuration's gains, bare and fused, the least for which it becomes a row. The best of
+#: many is chosen, and clocks differ from run to run.
+LEAST_GAIN = 0.02
+
+#: What it must gain where it is measured again.
+CONFIRMED_GAIN = 0.005
+
+_OFFSET, _PRIME, _BITS = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class TunedRow:
+    """A problem, and what it was fastest with."""
+
+    problem: str
+    """A name, for people."""
+    numbers: tuple[int, ...]
+    """As ``ConvProblem.of_numbers`` takes them."""
+    split_k: int
+    configuration: dict[str, int]
+    """Of the kernel's fields, but for ``split_k``."""
+    us: dict[str, tuple[float, float]]
+    """Of each kind of work what dispatch took before, and what the row takes, in microseconds."""
+    confirmed: dict[str, dict[str, tuple[float, float]]]
+    """The same of other devices that dispatch takes for this one."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A table."""
+
+    device: str
+    driver: str
+    capability: int
+    """Compute capability, times ten."""
+    units: int
+    """Multiprocessors."""
+    date: str
+    rows: tuple[TunedRow, ...]
+
+
+def select(
+    summary: Summary,
+    *,
+    device: str,
+    driver: str,
+    units: int,
+    date: str | None = None,
+    confirmed: Mapping[str, Summary] | None = None,
+) -> Tuned:
+    """Returns the table that measurements make of the kernel's own rows.
+
+    A problem gets a row if a configuration of the kernel's table is faster than dispatch's choice
+    by ``LEAST_GAIN`` bare and fused, in both measurements where it was timed once more, and by
+    ``CONFIRMED_GAIN`` wherever it was measured again.
+
+    Args:
+        summary: The measurements.
+        device: Where.
+        driver: Of the device.
+        units: Its multiprocessors.
+        date: Of the table; by default today.
+        confirmed: By device, measurements of the same configurations on others that dispatch takes
+            for this one: a problem that is missing there gets no row.
+    """
+    found = _by_problem(summary)
+    again = {name: _by_problem(each) for name, each in (confirmed or {}).items()}
+    own = _own_rows(found)
+    rows = []
+    for numbers, results in found.items():
+        if set(results) != set(WORKS):
+            continue
+        gains = [_gains(results[work]) for work in WORKS]
+        both = {
+            pair: sum(each[pair][0] for each in gains)
+            for pair in gains[0]
+            if all(each.get(pair, (0.0,))[0] >= LEAST_GAIN for each in gains)
+            and summary.configurations.listed[pair[0]].values in own
+        }
+        if not both:
+            continue
+        best = max(both, key=both.__getitem__)
+        values = summary.configurations.configuration(*best)
+        split_k = values.pop("split_k")
+        others = {
+            name: _confirmation(summary, best, confirmed[name], each.get(numbers, {}))
+            for name, each in again.items()
+            if confirmed is not None
+        }
+        if not all(others.values()):
+            continue
+        us = {work: _us(each[best][1]) for work, each in zip(WORKS, gains, strict=True)}
+        rows.append(TunedRow(results[WORKS[0]].name, numbers, split_k, values, us, others))
+    rows.sort(key=lambda row: row.problem)
+    today = date or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    return Tuned(device, driver, 90, units, today, tuple(rows))
+
+
+def _by_problem(summary: Summary) -> dict[tuple[int, ...], dict[str, Result]]:
+    """Returns the results of each problem, by the kind of work."""
+    found: dict[tuple[int, ...], dict[str, Result]] = {}
+    for result in summary.measured:
+        found.setdefault(result.numbers, {})[result.work] = result
+    return found
+
+
+def _confirmation(
+    summary: Summary, pair: tuple[int, int], other: Summary, results: Mapping[str, Result]
+) -> dict[str, tuple[float, float]]:
+    """Returns the times of a configuration elsewhere, or none unless it gains with all work."""
+    values = summary.configurations.listed[pair[0]].values
+    times = {}
+    for work in WORKS:
+        for place, (gain, timed) in (_gains(results[work]) if work in results else {}).items():
+            same = other.configurations.listed[place[0]].values == values and place[1] == pair[1]
+            if same and gain >= CONFIRMED_GAIN:
+                times[work] = _us(timed)
+    return times if len(times) == len(WORKS) else {}
+
+
+def _own_rows(found: Mapping[tuple[int, ...], object]) -> dict[tuple[int, ...], int]:
+    """Returns the kernel's own rows by their values; of any problem they are the same."""
+    if not found:
+        raise ValueError("--export: nothing was measured; results of --from are needed")
+    space = open_space(problem_of(next(iter(found))), "sm90", dtype=DTYPE)
+    return {entry.values: entry.row for entry in table_rows(space.judge)}
+
+
+def _gains(result: Result) -> dict[tuple[int, int], tuple[float, Timed]]:
+    """Returns the logarithm of each configuration's gain, the least of its measurements."""
+    gains: dict[tuple[int, int], tuple[float, Timed]] = {}
+    for timed in result.timed:
+        if not timed.bursts or timed.error is not None:
+            continue
+        pair = (timed.index, timed.split_k)
+        counted = gain_of(timed).counted
+        if pair not in gains or counted < gains[pair][0]:
+            gains[pair] = (counted, timed)
+    return gains
+
+
+def _us(timed: Timed) -> tuple[float, float]:
+    before, after = (statistics.median(t) * 1e6 for t in (timed.beside, timed.bursts))
+    return round(before, 2), round(after, 2)
+
+
+def problem_key(numbers: Sequence[int]) -> int:
+    """Returns ``problem_key`` of ``tuned.mojo``: FNV-1a of 64 bits, a number a step."""
+    key = _OFFSET
+    for number in numbers:
+        key = (key ^ number) * _PRIME & _BITS
+    return key
+
+
+def write(path: Path, tuned: Tuned) -> None:
+    """Writes a table as YAML, a line a row."""
+    held = asdict(tuned)
+    rows = held.pop("rows")
+    text = yaml.safe_dump(held, sort_keys=False)
+    lines = [
+        f"- {yaml.safe_dump(_plain(row), default_flow_style=True, width=10**6, sort_keys=False)}"
+        for row in rows
+    ]
+    path.write_text(f"{text}rows:\n{''.join(lines)}", encoding="utf-8")
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    def listed(us: dict[str, Any]) -> dict[str, Any]:
+        return {work: list(pair) for work, pair in us.items()}
+
+    confirmed = {name: listed(us) for name, us in row["confirmed"].items()}
+    numbers = list(row["numbers"])
+    return {**row, "numbers": numbers, "us": listed(row["us"]), "confirmed": confirmed}
+
+
+def read(path: Path) -> Tuned:
+    """Reads a table.
+
+    Raises:
+        ValueError: It is none, or a problem stands there twice.
+    """
+    try:
+        held = yaml.safe_load(path.read_text(encoding="utf-8"))
+        rows = tuple(
+            TunedRow(
+                problem=row["problem"],
+                numbers=tuple(row["numbers"]),
+                split_k=row["split_k"],
+                configuration=dict(row["configuration"]),
+                us=_pairs(row["us"]),
+                confirmed={name: _pairs(us) for name, us in row["confirmed"].items()},
+            )
+            for row in held.pop("rows")
+        )
+        tuned = Tuned(rows=rows, **held)
+    except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}: no tuned table: {error}") from error
+    keys = {problem_key(row.numbers) for row in rows}
+    if len(keys) != len(rows):
+        raise ValueError(f"{path}: a problem stands there twice")
+    return tuned
+
+
+def _pairs(us: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    return {work: (before, after) for work, (before, after) in us.items()}
+
+
+def mojo_source(tuned: Tuned) -> str:
+    """Returns the module that dispatch reads.
+
+    Raises:
+        ValueError: A row's configuration is not in the kernel's table.
+        LibraryError: The library that knows the table cannot be built.
+    """
+    own = _own_rows({row.numbers: row for row in tuned.rows})
+    keys, places, splits = [], [], []
+    for row in tuned.rows:
+        values = tuple(row.configuration.values())
+        if values not in own:
+            raise ValueError(
+                f"{row.problem}: {row.configuration} is not in the kernel's table "
+                "(operations/nvidia/sm90/gemm/candidates.mojo)"
+            )
+        keys.append(f"    0x{problem_key(row.numbers):016X},\n")
+        places.append(f"    {own[values]},\n")
+        splits.append(f"    {row.split_k},\n")
+    return (
+        '"""Measured choices; written from benchmarks/tuned by `python -m'
+        ' maxconv.tuner.gpu.tuned`."""\n\n'
+        f'comptime CAPABILITY = {tuned.capability}\n"""Of {tuned.device}."""\n\n'
+        f'comptime UNITS = {tuned.units}\n"""Its multiprocessors."""\n\n'
+        f'comptime KEYS: List[UInt64] = [\n{"".join(keys)}]\n"""`problem_key` of each."""\n\n'
+        f'comptime ROWS: List[Int] = [\n{"".join(places)}]\n"""Of the table of candidates."""\n\n'
+        f'comptime SPLITS: List[Int] = [\n{"".join(splits)}]\n"""Blocks that share a tile."""\n'
+    )
+
+
+if __name__ == "__main__":
+    MODULE.write_text(mojo_source(read(Path(sys.argv[1]))), encoding="utf-8")

@@ -1,0 +1,152 @@
+"""The tuned table of the Hopper implicit GEMM: what becomes a row, and that dispatch reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from maxconv.tuner.gpu import tuned as tables
+from maxconv.tuner.gpu.configurations import Configurations, table_rows, without_split
+from maxconv.tuner.gpu.results import Summary, problem_of
+from maxconv.tuner.gpu.run import WORKS, Result, Timed
+from maxconv.tuner.space import Space, open_space
+
+TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "tuned" / "nvidia-h200.yaml"
+NUMBERS = (1, 64, 64, 1, 1, 56, 56, 1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1)
+
+
+def opened(numbers: tuple[int, ...], units: int = 132) -> Space:
+    return open_space(problem_of(numbers), "sm90", dtype="bfloat16", units=units)
+
+
+@pytest.fixture(scope="module")
+def configurations() -> Configurations:
+    space = opened(NUMBERS)
+    return Configurations(without_split(space.judge.fields), table_rows(space.judge))
+
+
+def summary(configurations: Configurations, **gains: float) -> Summary:
+    """Of one problem, whose third configuration gains so much with each kind of work."""
+    results = [
+        Result(
+            name="one",
+            numbers=NUMBERS,
+            work=work,
+            layers=1,
+            device="a GPU",
+            incumbent=None,
+            timed=[
+                Timed(index=0, split_k=1, bursts=[1e-5] * 5, beside=[0.99e-5] * 5),
+                Timed(index=2, split_k=1, bursts=[1e-5] * 5, beside=[gain * 1e-5] * 5),
+            ],
+        )
+        for work, gain in gains.items()
+    ]
+    return Summary(configurations, results)
+
+
+def test_dispatch_chooses_what_the_table_says() -> None:
+    tuned = tables.read(TABLE)
+    assert len(tuned.rows) > 30
+    assert tables.MODULE.read_text(encoding="utf-8") == tables.mojo_source(tuned)
+    for row in tuned.rows:
+        space = opened(row.numbers, tuned.units)
+        own = {entry.values: entry.row for entry in table_rows(space.judge)}
+        expected = (own[tuple(row.configuration.values())], row.split_k)
+        assert tuple(space.judge.facts.row("choice")) == expected, row.problem
+        assert all(before > after for before, after in row.us.values()), row.problem
+        assert row.confirmed, row.problem
+
+
+def test_other_devices_have_the_model() -> None:
+    row = tables.read(TABLE).rows[0]
+    here, there = (opened(row.numbers, units).judge.facts.row("choice") for units in (132, 114))
+    assert tuple(here) != tuple(there)
+
+
+def test_what_gains_with_all_work_is_a_row(configurations: Configurations) -> None:
+    measured = summary(configurations, **dict.fromkeys(WORKS, 1.1))
+    confirmed = {"another": summary(configurations, **dict.fromkeys(WORKS, 1.05))}
+    tuned = tables.select(measured, device="a", driver="1", units=132, confirmed=confirmed)
+    (row,) = tuned.rows
+    assert (row.numbers, row.split_k) == (NUMBERS, 1)
+    assert tuple(row.configuration.values()) == configurations.listed[2].values
+    assert row.us == dict.fromkeys(WORKS, (11.0, 10.0))
+    assert row.confirmed == {"another": dict.fromkeys(WORKS, (10.5, 10.0))}
+
+
+@pytest.mark.parametrize(
+    ("gains", "elsewhere"),
+    [
+        ((1.1, 1.01), (1.05, 1.05)),
+        ((1.01, 1.1), (1.05, 1.05)),
+        ((1.1, 1.1), (1.05, 0.99)),
+        ((1.1, 1.1), (1.002, 1.05)),
+    ],
+)
+def test_what_gains_too_little_is_none(
+    configurations: Configurations, gains: tuple[float, ...], elsewhere: tuple[float, ...]
+) -> None:
+    measured, again = (
+        summary(configurations, **dict(zip(WORKS, each, strict=True)))
+        for each in (gains, elsewhere)
+    )
+    chosen = tables.select(measured, device="a", driver="1", units=132, confirmed={"b": again})
+    assert not chosen.rows
+
+
+def test_what_was_measured_in_part_is_none(configurations: Configurations) -> None:
+    whole = summary(configurations, **dict.fromkeys(WORKS, 1.1))
+    part = summary(configurations, **{WORKS[0]: 1.1})
+    assert not tables.select(part, device="a", driver="1", units=132).rows
+    assert not tables.select(
+        whole, device="a", driver="1", units=132, confirmed={"another": part}
+    ).rows
+
+
+def test_a_table_is_read_as_it_was_written(configurations: Configurations, tmp_path: Path) -> None:
+    measured = summary(configurations, **dict.fromkeys(WORKS, 1.1))
+    tuned = tables.select(measured, device="a", driver="1", units=132, date="2026-01-02")
+    tables.write(tmp_path / "a.yaml", tuned)
+    assert tables.read(tmp_path / "a.yaml") == tuned
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rows: [", "no tuned table"),
+        ("device: a", "no tuned table"),
+        ("rows: [{problem: a}]", "no tuned table"),
+    ],
+)
+def test_what_is_no_table(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        tables.read(file)
+
+
+def test_a_problem_has_one_row(tmp_path: Path) -> None:
+    tuned = tables.read(TABLE)
+    tables.write(tmp_path / "a.yaml", tuned)
+    line = next(line for line in TABLE.read_text().splitlines() if line.startswith("- "))
+    with (tmp_path / "a.yaml").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ValueError, match="a problem stands there twice"):
+        tables.read(tmp_path / "a.yaml")
+
+
+def test_a_configuration_must_be_in_the_kernels_table() -> None:
+    tuned = tables.read(TABLE)
+    row = tuned.rows[0]
+    strange = tables.TunedRow(
+        row.problem,
+        row.numbers,
+        row.split_k,
+        row.configuration | {"halo": 5},
+        row.us,
+        row.confirmed,
+    )
+    with pytest.raises(ValueError, match=r"is not in the kernel's table .*candidates\.mojo"):
+        tables.mojo_source(tables.Tuned("a", "1", 90, 132, "2026-01-02", (strange,)))
