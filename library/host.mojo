@@ -7,12 +7,23 @@ says why, which the caller frees; others return 0.
 
 from std.memory.alloc import unsafe_alloc
 
-from library.call import SCALED, Call, free_sentence, reads, sentence, write
+from library.call import (
+    SCALED,
+    Call,
+    CallArguments,
+    free_sentence,
+    reads,
+    sentence,
+    text_of,
+    write,
+)
 from operations.conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
 from operations.conv.memory import Writes
-from operations.conv.registry import ALL_KERNELS
+from operations.conv.operands import Device
+from operations.conv.registry import ALL_KERNELS, kernel_name
 from operations.cpu.convolve import convolve
 from operations.cpu.openmp import OpenMpPool, Parallel
+from operations.cpu.registry import CpuRegistry
 from operations.cpu.transpose import Matrices, transpose
 
 comptime Handle = Pointer[Call, MutUntrackedOrigin]
@@ -88,6 +99,38 @@ def maxconv_run(
             layout=call.geometry[GEOMETRY_FILTER_LAYOUT],
             requested=call.geometry[GEOMETRY_KERNEL],
         )
+        return 0
+    except error:
+        return sentence(error)
+
+
+@export
+def maxconv_explain(
+    handle: Int64, threads: Int64, made: Int64
+) abi("C") -> Int64:
+    """Says which kernel runs a call, and why, without running it.
+
+    Args:
+        handle: What `maxconv_prepare` made.
+        threads: How many threads may run.
+        made: The address of where to write the address of a text: the kernel's
+            name, a colon, the reason.
+    """
+    try:
+        ref call = Handle(unsafe_from_address=Int(handle))[]
+        comptime types = CallArguments.types(SCALED)
+        var operands = call.operands(aligned=True)
+        # As `convolve` asks.
+        operands.exact = True
+        var requested = call.geometry[GEOMETRY_KERNEL]
+        var device = Device(0, Int(threads))
+        var planned = CpuRegistry[OpenMpPool].plan[types](
+            requested, call.problem, operands, device
+        )
+        var reason = CpuRegistry[OpenMpPool].explain[types](
+            planned, requested, call.problem, operands, device
+        )
+        write(made, text_of(String(t"{kernel_name(planned.kernel)}: {reason}")))
         return 0
     except error:
         return sentence(error)

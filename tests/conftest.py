@@ -61,6 +61,10 @@ LONGEST = (
 )
 
 
+# What somebody tuned on this machine is no part of what is tested.
+os.environ["MAXCONV_TUNED"] = ""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
     """Runs the tests in two processes, unless the command line says how many.

@@ -132,7 +132,7 @@ def _no_plans() -> Plans:
     return Plans()
 
 
-comptime _PLANS = _Global["maxconv_plans_8", _no_plans]
+comptime _PLANS = _Global["maxconv_plans_9", _no_plans]
 """Its name ends with the version of `PlanKey` and of every plan: ops that other
 versions of this package compiled may live in the same process."""
 

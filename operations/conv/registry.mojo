@@ -3,7 +3,8 @@
     problem, operands, device
         -> choose: the first kernel that suits the problem and does not refuse,
                    or one behind it that is faster, where models tell
-        -> plan:   a value without pointers, which the process keeps
+        -> plan:   a value without pointers, which the process keeps; instead
+                   of both, one that a tuner found to be faster
         -> launch: the plan, the call's pointers, and where to run
 """
 
@@ -127,6 +128,21 @@ trait ConvKernel:
         Args:
             problem: The convolution; nothing refuses it.
             operands: Its operands.
+            device: The device.
+        """
+        return None
+
+    @staticmethod
+    def tuned_plan(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[Self.Plan]:
+        """How the kernel runs a problem that a tuner measured it to run faster
+        than what would be chosen otherwise, or None.
+
+        Args:
+            problem: The convolution, valid, with at least one output; the
+                kernel may refuse it, and then there is no such plan.
+            operands: Its operands, whose types `type_refusal` takes.
             device: The device.
         """
         return None
@@ -380,6 +396,16 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         Raises:
             Why the requested kernel, or every one, cannot take the problem.
         """
+        if requested == KERNEL_AUTO and problem.has_outputs():
+            comptime for i in range(Self.Kernels.length):
+                comptime Kernel = Self.Kernels[i]
+                comptime built = has_kernel(
+                    kernels, Kernel.code
+                ) and not built_refusal[Kernel](types)
+                comptime if built:
+                    var tuned = Kernel.tuned_plan(problem, operands, device)
+                    if tuned:
+                        return Planned(Kernel.code, tuned.value())
         var kernel = Self.choose[types, kernels](
             requested, problem, operands, device
         )

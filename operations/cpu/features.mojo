@@ -9,6 +9,8 @@ from std.collections import Optional
 from std.ffi import _Global, external_call
 from std.sys.info import CompilationTarget
 
+from .variables import variable
+
 comptime AMX_BF16 = 0
 """Tiles: `tdpbf16ps` (AMX-BF16)."""
 
@@ -86,17 +88,10 @@ def _listed() -> List[String]:
 
 def _allowed() -> Optional[List[String]]:
     """The names in `ALLOWED_VARIABLE`, if it is set."""
-    comptime name = StaticString(ALLOWED_VARIABLE + "\0")
-    var value = external_call["getenv", Int](name.unsafe_ptr())
-    if value == 0:
+    var value = variable[ALLOWED_VARIABLE]()
+    if not value:
         return None
-    return _words(
-        String(
-            unsafe_from_utf8_ptr=Pointer[UInt8, ImmUntrackedOrigin](
-                unsafe_from_address=value
-            )
-        )
-    )
+    return _words(value.value())
 
 
 def _detect() -> Int:

@@ -7,14 +7,13 @@ import importlib.metadata
 import json
 import os
 import platform
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from . import _library as library
 from ._dtypes import DTYPE_BYTES, INPUT_BYTES
 from ._fields import BLOCKED_IMAGES
+from ._machine import cpu_features, cpu_model
 from ._problem import ConvProblem
 from ._problems import (
     find_problem,
@@ -27,14 +26,7 @@ from ._progress import progress
 from ._targets import TARGETS
 from ._version import __version__
 
-__all__ = ["add_arguments", "cpu_features", "cpu_model", "run", "versions"]
-
-# What decides how fast a convolution can be, as Linux names it for x86 and for Arm.
-_FEATURES = (
-    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl"),
-    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
-    *("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "sme"),
-)
+__all__ = ["add_arguments", "run", "versions"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -173,43 +165,6 @@ def _distribution(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def cpu_model() -> str:
-    """Returns the processor's name as the system gives it."""
-    if sys.platform == "darwin":
-        return _sysctl("machdep.cpu.brand_string")
-    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
-
-
-def cpu_features() -> tuple[str, ...]:
-    """Returns the instruction sets that matter to a convolution, in Linux's names for them."""
-    if sys.platform == "darwin":
-        names = {"FEAT_FP16": "asimdhp", "FEAT_DotProd": "asimddp", "FEAT_BF16": "bf16"}
-        names |= {"FEAT_I8MM": "i8mm", "FEAT_SME": "sme"}
-        has = {"asimd"}
-        has |= {name for key, name in names.items() if _sysctl(f"hw.optional.arm.{key}") == "1"}
-    else:
-        cpuinfo = _cpuinfo()
-        has = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
-    return tuple(feature for feature in _FEATURES if feature in has)
-
-
-def _cpuinfo() -> dict[str, str]:
-    """Returns the first processor's entry of /proc/cpuinfo."""
-    try:
-        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
-
-
-def _sysctl(name: str) -> str:
-    finished = subprocess.run(
-        ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False
-    )
-    return finished.stdout.strip()
 
 
 def _cpu() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from ._graph import (
 )
 from ._problem import ConvProblem, encode
 from ._signature import Operands, centered, known_problem, known_to_cpu, op_parameters
+from ._tuned import use_table
 
 __all__ = [
     "Tensors",
@@ -92,6 +93,8 @@ def emit(
         op = Op.CONV_INTERLEAVED_GPU if device.is_gpu() else Op.CONV_INTERLEAVED_CPU
         name = op.value
     unfused_when_complete(Graph.current)
+    if not device.is_gpu():
+        use_table()
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
 
 

@@ -14,6 +14,7 @@ from ._dtypes import CPU_BYTES, DTYPE_BYTES, FILTER_BYTES
 from ._fields import BLOCKED_IMAGES, GEOMETRY_LENGTH, Kernel, Layout, Op
 from ._signature import filters_missing
 from ._targets import TARGETS
+from ._tuned import use_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,6 +171,7 @@ def explain_op(
     from max.dtype import DType
     from max.graph import DeviceRef, TensorType, ops
 
+    use_table()
     host = DeviceRef.CPU()
     types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
     kernel, reason = ops.custom(

@@ -39,6 +39,7 @@ __all__ = [
     "cache_dir",
     "cache_state",
     "cached",
+    "compiler_version",
     "find",
     "fingerprint",
     "kernel_library",
@@ -280,7 +281,7 @@ def fingerprint(*sources: Path, of: str = "") -> str:
     """
     if not (sources[0] / "__init__.mojo").is_file():
         raise LibraryError(f"{sources[0]} is no Mojo package: it has no __init__.mojo")
-    digest = hashlib.sha256(f"max {max_version()} mojo {_compiler()}{of}\n".encode())
+    digest = hashlib.sha256(f"max {max_version()} mojo {compiler_version()}{of}\n".encode())
     for source in sources:
         files = {file.relative_to(source).as_posix(): file for file in source.rglob("*.mojo")}
         for name in sorted(files):
@@ -290,7 +291,7 @@ def fingerprint(*sources: Path, of: str = "") -> str:
     return digest.hexdigest()[:32]
 
 
-def _compiler() -> str:
+def compiler_version() -> str:
     """Returns the version of the compiler, of the one that filled the cache if there is none.
 
     Raises:

@@ -38,6 +38,7 @@ from ._library_files import (
     peak_file,
 )
 from ._targets import BLACKWELL, HOPPER
+from ._tuned import use_table
 from .activations import ActivationSpec
 
 __all__ = [
@@ -171,11 +172,12 @@ class Prepared:
     def __init__(self, library: Host | GpuKernel, handle: int) -> None:
         self._library = library
         self._run = library.run
-        self._handle = handle
+        self.handle = handle
+        """The library's, of the call."""
 
     def __del__(self) -> None:
         """Gives the memory back."""
-        self._library.release(self._handle)
+        self._library.release(self.handle)
 
     def run(self, *arguments: int) -> None:
         """Convolves.
@@ -188,7 +190,7 @@ class Prepared:
         Raises:
             ValueError: No kernel takes the call, or the driver refuses; the message says why.
         """
-        failed = self._run(self._handle, *arguments)
+        failed = self._run(self.handle, *arguments)
         if failed:
             raise self._library.error(failed)
 
@@ -201,7 +203,22 @@ class Host(Library):
         self._prepare = self.function("prepare", 5)
         self.release = self.function("release", 1, None)
         self.run = self.function("run", 9)
+        self._explain = self.function("explain", 3)
         self._transpose = self.function("transpose", 8)
+
+    def explain(self, prepared: Prepared, threads: int) -> tuple[str, str]:
+        """Returns the kernel that runs a call, and why, without running it.
+
+        Args:
+            prepared: What ``prepare`` of this library returned.
+            threads: How many may run.
+
+        Raises:
+            ValueError: No kernel takes the call; the message says why.
+        """
+        text = self.text(self.made(self._explain, prepared.handle, threads))
+        kernel, _, reason = text.partition(": ")
+        return kernel, reason
 
     def transpose(self, *arguments: int) -> None:
         """Transposes matrices ``[rows, columns]`` of a batch.
@@ -509,9 +526,12 @@ def _loaded(key: Hashable, kind: Callable[[Path], T], file: Callable[[], Path]) 
 def host(family: Family) -> Host:
     """Returns the kernels of this machine's CPU, built now if they are missing.
 
+    They use what was tuned (``_tuned``).
+
     Raises:
         LibraryError: They cannot be built; see ``maxconv.library_path``.
     """
+    use_table()
     return _loaded(("host", family), Host, lambda: host_file(family))
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from maxconv import _library as library
-from maxconv._doctor import cpu_features
 from maxconv._fields import Activation, Layout
+from maxconv._machine import cpu_features
 from maxconv._problem import ConvProblem
 
 PROGRAMS = Path(__file__).parent.parent / "mojo"

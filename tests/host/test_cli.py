@@ -16,6 +16,7 @@ import pytest
 from maxconv import _cli as cli
 from maxconv import _doctor as doctor
 from maxconv import _library as library
+from maxconv import _machine as machine
 from maxconv._problem import ConvProblem
 from maxconv._version import __version__
 
@@ -182,16 +183,16 @@ def test_doctor_reports_the_features_that_the_system_lists(monkeypatch: pytest.M
     monkeypatch.setattr(sys, "platform", "linux")
     cpuinfo = "processor : 0\nmodel name : A CPU\nflags : fpu avx2 amx_tile ht\n\nprocessor : 1\n"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: cpuinfo)
-    assert doctor.cpu_model() == "A CPU"
-    assert doctor.cpu_features() == ("avx2", "amx_tile")
+    assert machine.cpu_model() == "A CPU"
+    assert machine.cpu_features() == ("avx2", "amx_tile")
 
 
 def test_doctor_on_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {"machdep.cpu.brand_string": "Apple M4", "hw.optional.arm.FEAT_I8MM": "1"}
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(doctor, "_sysctl", lambda name: answers.get(name, ""))
-    assert doctor.cpu_model() == "Apple M4"
-    assert doctor.cpu_features() == ("asimd", "i8mm")
+    monkeypatch.setattr(machine, "_sysctl", lambda name: answers.get(name, ""))
+    assert machine.cpu_model() == "Apple M4"
+    assert machine.cpu_features() == ("asimd", "i8mm")
 
 
 def test_doctor_asks_the_kernels_about_a_written_problem(

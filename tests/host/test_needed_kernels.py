@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from maxconv import _library as library
-from maxconv._doctor import cpu_features
 from maxconv._fields import SEVERAL, Kernel, Precision
+from maxconv._machine import cpu_features
 from maxconv._problem import ConvProblem
 from maxconv._signature import known_problem, known_to_cpu
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
 from maxconv.tuner.command import this_environment
 from maxconv.tuner.measure import CpuMeasurer, Measurer, Outcome, Protocol, executor_of
-from maxconv.tuner.measure.base import Configuration, summarize
+from maxconv.tuner.measure.base import DISPATCHED, Configuration, summarize
 from maxconv.tuner.measure.cpu import Worker, WorkerError
 from maxconv.tuner.measure.cuts import CutRequest, choose_cut, measure_cuts
 from maxconv.tuner.measure.oracle import LARGEST, Operands, convolved
@@ -123,8 +124,10 @@ def test_what_cannot_run_is_said_and_the_rest_is_measured() -> None:
 
 
 def test_outcomes_are_medians_with_their_spread() -> None:
-    outcome = summarize([4.0, 1.0, 2.0, 3.0, 100.0], [1.0, 2.0, 9.0])
-    assert outcome == Outcome(3.0, spread=1.0 / 3.0, incumbent=2.0)
+    outcome = summarize([4.0, 1.0, 2.0, 3.0, 100.0], [4.0, 2.0, 6.0, 9.0, 50.0])
+    assert outcome == Outcome(
+        3.0, spread=1.0 / 3.0, incumbent=6.0, incumbent_spread=2.5 / 6.0, gain=(1.0, 2.0, 3.0)
+    )
     assert summarize([2.0]) == Outcome(2.0)
     with pytest.raises(ValueError, match="rounds: 0 is not positive"):
         Protocol(rounds=0)
@@ -225,13 +228,24 @@ class Formula(Measurer):
     def choice(self) -> Configuration:
         return choose_cut(request(self.space))
 
+    def dispatched(self) -> str:
+        return "winograd"
+
+    def confirm(self, configuration: Configuration) -> Outcome:
+        [outcome] = self.measure([configuration], DISPATCHED)
+        assert outcome.seconds
+        assert outcome.incumbent
+        gain = outcome.incumbent / outcome.seconds
+        return replace(outcome, gain=(0.99 * gain, gain, 1.01 * gain))
+
     def measure(
         self, configurations: Sequence[Configuration], incumbent: Configuration | None = None
     ) -> list[Outcome]:
         self.asked += len(configurations)
         if self.asked > self._interrupt_after:
             raise KeyboardInterrupt
-        beside = None if incumbent is None else self._seconds(incumbent)
+        assert incumbent == DISPATCHED
+        beside = self._seconds(self.choice())
         return [
             Outcome(None, error="too deep")
             if values["depth"] == 16
@@ -262,7 +276,11 @@ def test_a_search_measures_until_its_budget_is_spent(space: Space, tmp_path: Pat
     assert len(result.trials) == 41
     assert [progress.spent for progress in told] == [16, 32, 40]
     assert result.gain > 1.5
+    assert result.best
     assert result.best.candidate.values["tile_rows"] == 4
+    assert result.confirmation
+    assert result.confirmation.holds
+    assert result.confirmation.kernel == result.kernel == "winograd"
     assert told[-1].invalid == sum(t.seconds is None for t in result.trials) / search.proposed
     assert re.fullmatch(
         r"40/40 trials, best [\d.]+ us \([\d.]+x of dispatch's\), [\d.]+ % invalid, 0 s left",
@@ -334,8 +352,12 @@ def test_nothing_is_found_where_dispatch_is_best(space: Space) -> None:
 
     measurer = Slow(space)
     result = tune(space, RandomSearch(space, 1, RandomSettings(8)), measurer, budget=8)
-    assert result.best == result.baseline
+    assert result.best is None
     assert result.gain == 1
+    # Equal, which is no gain.
+    assert result.confirmation
+    assert result.confirmation.gain[1] == 1
+    assert not result.confirmation.holds
     with pytest.raises(ValueError, match="budget: 0 is not positive; at least 1 trial"):
         tune(space, RandomSearch(space, 1), measurer, budget=0)
 
@@ -343,11 +365,12 @@ def test_nothing_is_found_where_dispatch_is_best(space: Space) -> None:
 def test_the_command_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.sqlite"
     arguments = ["tune", "--conv", "1x8x8x16:16x3x3", "--units", "1", "--search", "random"]
-    arguments += ["--budget", "5", "--seed", "3", "--records", str(path)]
+    arguments += ["--budget", "5", "--seed", "3", "--records", str(path), "--no-table"]
     assert cli.main(arguments) == 0
     printed = capsys.readouterr()
     assert "1x8x8x16:16x3x3: 5/5 trials, best " in printed.err
-    assert re.match(r"1x8x8x16:16x3x3: 6 trials; dispatch [\d.]+ us, best [\d.]+ us", printed.out)
+    assert re.match(r"1x8x8x16:16x3x3: 6 trials; dispatch [\d.]+ us \(\w+\), ", printed.out)
+    assert "tuned.yaml" not in printed.out
     with Records(path, this_environment()) as records:
         small = open_space(parse_problem("1x8x8x16:16x3x3"), "cpu", units=1)
         found = records.of(small)
@@ -356,13 +379,15 @@ def test_the_command_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             ("dispatch", 3, None),
         }
         assert len(found) == 6
+        [confirmation] = records.confirmations("cpu")
+        assert confirmation.problem == tuple(small.problem.numbers())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--budget", "0"], "--budget: 0 is not positive; at least 1 trial is needed"),
-        (["--target", "sm90"], "--target: sm90 can be shown with --show-space; only cpu is"),
+        (["--target", "sm90"], "--target: sm90 can be shown with --show-space; cpu is searched"),
         (["--units", "0"], "units: 0 is not positive; at least 1 is needed"),
     ],
 )

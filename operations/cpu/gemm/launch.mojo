@@ -23,6 +23,7 @@ from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
 from .kernel import GemmParams, GemmScratch, run_task
 from .scheduler import ACCESS_MATRIX, Blocking, Task
+from .tuned import tuned_cut
 
 
 @fieldwise_init
@@ -32,6 +33,8 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
     var blocking: Blocking
     var schedule: Schedule
     var threads: Int
+    var tuned: Bool
+    """Whether a tuner found the cut."""
 
     def __init__(
         out self, problem: ConvProblem, types: OperandTypes, device: Device
@@ -48,7 +51,12 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
     def __init__(
-        out self, problem: ConvProblem, blocking: Blocking, device: Device
+        out self,
+        problem: ConvProblem,
+        blocking: Blocking,
+        device: Device,
+        *,
+        tuned: Bool = False,
     ):
         """Schedules a cut.
 
@@ -56,7 +64,9 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             problem: The convolution, with at least one output.
             blocking: The cut.
             device: The CPU.
+            tuned: Whether a tuner found it.
         """
+        self.tuned = tuned
         self.threads = device.units
         self.blocking = blocking
         var sums = self.blocking.sums() * CPU_TILE.elements()
@@ -73,6 +83,8 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         Args:
             writer: Where to.
         """
+        if self.tuned:
+            writer.write("tuned: ")
         if self.blocking.access == ACCESS_MATRIX:
             writer.write(
                 "one tap, stride 1, no padding: activations are read where"
@@ -177,6 +189,20 @@ struct ImplicitGemm[P: Pool](CpuKernel):
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
         return True
+
+    @staticmethod
+    def tuned_plan(
+        problem: ConvProblem, operands: Operands, device: Device
+    ) -> Optional[GemmPlan]:
+        var cut = tuned_cut(problem, operands.types, device.units)
+        if (
+            not cut
+            or panels_refusal(Self.code, problem)
+            or cut.value().refusal(problem, operands.types)
+        ):
+            return None
+        var blocking = cut.value().blocking(problem, operands.types)
+        return GemmPlan(problem, blocking, device, tuned=True)
 
     @staticmethod
     def plan(

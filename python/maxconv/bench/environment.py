@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import maxconv
-from maxconv import _doctor as doctor
+from maxconv._machine import cpu_features, cpu_model
 
 __all__ = [
     "Checkout",
@@ -80,8 +80,8 @@ def machine() -> Machine:
     except OSError:
         load = None
     return Machine(
-        cpu=doctor.cpu_model(),
-        features=doctor.cpu_features(),
+        cpu=cpu_model(),
+        features=cpu_features(),
         cpus=os.cpu_count() or 1,
         system=platform.platform(),
         load=load,

@@ -9,19 +9,25 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .._doctor import cpu_model, versions
+from .._doctor import versions
 from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
-from .._library import OPERATIONS, fingerprint
+from .._machine import cpu_model
 from .._problem import ConvProblem
 from .._problems import find_problem, parse_integers, parse_padding, parse_problem
+from .._tuned_table import kernel_versions, read_table, this_device, user_table
 from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
+from .measure.base import Configuration
 from .records import Environment, Records
 from .search import SEARCHES
 from .session import Progress, Result, tune
 from .space import TARGET_NAMES, Space, configuration, named, open_space
+from .table import Confirmation, change_table, configuration_in
 
 __all__ = ["add_arguments", "problems", "run", "this_environment"]
+
+#: What ``--export`` without a file stands for: the user's own table.
+_OWN = Path()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,17 +75,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--records", type=Path, metavar="FILE", help="where trials are kept, and read again"
     )
+    parser.add_argument(
+        "--no-table",
+        action="store_true",
+        help="do not write what is found into your tuned table, which PyTorch and graphs use",
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        nargs="?",
+        const=_OWN,
+        metavar="FILE",
+        help="search nothing; write what --records has for this machine into a tuned table, by "
+        "default your own",
+    )
     gpu.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the spaces, or searches them; returns the exit status.
+    """Prints the spaces, searches them, or exports records; returns the exit status.
 
     Raises:
         ValueError: A problem is none, an argument is not allowed, or no kernel takes the problem.
         LibraryError: A library cannot be built.
         ModuleNotFoundError: The extra is not installed.
     """
+    if args.export is not None:
+        return _export(args)
     if gpu.asks(args):
         return gpu.run(args)
     if args.budget < 1:
@@ -111,6 +133,8 @@ def run(args: argparse.Namespace) -> int:
         for name, space in spaces.items():
             result = _tuned(name, space, args, records)
             print(_line(name, space, result), flush=True)
+            if result.confirmation is not None and not args.no_table:
+                print(f"{name}: {_tabled(result.confirmation)}", flush=True)
             if result.interrupted:
                 return 130
     return 0
@@ -119,8 +143,43 @@ def run(args: argparse.Namespace) -> int:
 def this_environment() -> Environment:
     """Returns this machine's CPU and the versions of what runs on it."""
     found = {name: str(version) for name, version in versions().items()}
-    found["operations"] = fingerprint(OPERATIONS, of="tuner")
+    found |= kernel_versions() | {"features": " ".join(this_device().features)}
     return Environment(cpu_model(), platform.release(), found)
+
+
+def _export(args: argparse.Namespace) -> int:
+    """Writes a table from records."""
+    if args.target != "cpu":
+        raise ValueError(f"--export: --target {args.target} has no tuned table; cpu has one")
+    if args.problems or args.conv:
+        raise ValueError("--export: it takes all problems of --records; name none")
+    if args.records is None or not args.records.is_file():
+        raise ValueError(f"--records: {args.records} is no file; --export reads one")
+    path = user_table() if args.export == _OWN else args.export
+    with Records(args.records, this_environment()) as records:
+        found = records.confirmations("cpu")
+    changes = change_table(path, found, this_device(), kernel_versions())
+    print(f"{path}: {len(found)} confirmations of this machine and version; {changes}")
+    return 0
+
+
+def _tabled(confirmation: Confirmation) -> str:
+    """Writes a confirmation into the user's table; says what became of it."""
+    path = user_table()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    changes = change_table(path, [confirmation], this_device(), kernel_versions())
+    if confirmation.holds:
+        return f"in {path}; the next process uses it"
+    removed = "; the row that was there is removed" if changes.removed else ""
+    return f"no gain beyond the noise, not in {path}{removed}"
+
+
+def _known(space: Space) -> Configuration | None:
+    """Returns what the user's table has for a space."""
+    path = user_table()
+    if not path.exists():
+        return None
+    return configuration_in(read_table(path), space, this_device())
 
 
 def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> Result:
@@ -135,6 +194,7 @@ def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records |
                 measurer,
                 budget=args.budget,
                 records=records,
+                tabled=None if args.no_table else _known(space),
                 name=args.search,
                 seed=args.seed,
                 report=report,
@@ -161,11 +221,15 @@ def _reports(name: str) -> Iterator[Callable[[Progress], None]]:
 
 def _line(name: str, space: Space, result: Result) -> str:
     """Returns a result for people."""
-    before, after = ((trial.seconds or 0.0) * 1e6 for trial in (result.baseline, result.best))
-    text = f"{name}: {len(result.trials)} trials; dispatch {before:.1f} us, best {after:.1f} us"
-    fields = named(configuration(space, result.best.candidate.values))
+    text = f"{name}: {len(result.trials)} trials; dispatch {result.dispatch * 1e6:.1f} us"
+    text += f" ({result.kernel})"
     stopped = "; interrupted" if result.interrupted else ""
-    return f"{text}, {result.gain:.2f}x; {fields}{stopped}"
+    if result.best is None or result.confirmation is None:
+        return f"{text}, nothing faster{stopped}"
+    low, _, high = result.confirmation.gain
+    text += f", best {(result.best.seconds or 0.0) * 1e6:.1f} us, {result.gain:.2f}x"
+    fields = named(configuration(space, result.best.candidate.values))
+    return f"{text} ({low:.2f} to {high:.2f}); {fields}{stopped}"
 
 
 def problems(args: argparse.Namespace) -> dict[str, ConvProblem]:

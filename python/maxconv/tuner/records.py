@@ -20,12 +20,13 @@ from typing import Any
 from .._problem import ConvProblem
 from .solver import InfeasibleError, Solver
 from .space import Space, configuration
+from .table import Confirmation
 from .trials import Trial, candidate_of
 
 __all__ = ["SCHEMA", "Environment", "Record", "RecordError", "Records"]
 
 #: The version of the schema; another one's files are not read.
-SCHEMA = 1
+SCHEMA = 2
 
 #: What marks a file as one of these (SQLite's ``application_id``): "mcTN".
 _APPLICATION = 0x6D63544E
@@ -58,6 +59,26 @@ CREATE TABLE trials (
     CHECK ((seconds IS NULL) <> (error IS NULL))
 );
 CREATE INDEX trials_of_problem ON trials (target, kernel, problem);
+CREATE TABLE confirmations (
+    id INTEGER PRIMARY KEY,
+    time REAL NOT NULL,
+    device TEXT NOT NULL,
+    driver TEXT NOT NULL,
+    versions TEXT NOT NULL,
+    target TEXT NOT NULL,
+    problem TEXT NOT NULL,
+    dtype TEXT NOT NULL,
+    out_dtype TEXT NOT NULL,
+    residual INTEGER NOT NULL,
+    units INTEGER NOT NULL,
+    configuration TEXT NOT NULL,
+    kernel TEXT NOT NULL,
+    before REAL NOT NULL,
+    before_spread REAL NOT NULL,
+    after REAL NOT NULL,
+    after_spread REAL NOT NULL,
+    gain TEXT NOT NULL
+);
 """
 
 
@@ -192,8 +213,54 @@ class Records:
             )
             for trial in trials
         ]
-        places = ", ".join("?" * len(_COLUMNS))
-        statement = f"INSERT INTO trials ({', '.join(_COLUMNS)}) VALUES ({places})"
+        self._insert("trials", _COLUMNS, rows)
+
+    def confirm(self, space: Space, confirmation: Confirmation) -> None:
+        """Appends what a session ended with.
+
+        Args:
+            space: Its space.
+            confirmation: The fastest configuration beside what dispatch chooses.
+
+        Raises:
+            RecordError: The file cannot be written.
+        """
+        found = dataclasses.asdict(confirmation)
+        for name in ("problem", "configuration", "gain"):
+            found[name] = json.dumps(found[name])
+        found |= {
+            "time": time.time(),
+            "device": self.environment.device,
+            "driver": self.environment.driver,
+            "versions": self.environment.versions_text,
+            "target": space.target,
+            "residual": int(space.residual),
+        }
+        self._insert("confirmations", tuple(found), [tuple(found.values())])
+
+    def confirmations(self, target: str) -> list[Confirmation]:
+        """Returns what sessions without a residual ended with here, the oldest first.
+
+        Args:
+            target: Of their spaces.
+        """
+        names = [field.name for field in dataclasses.fields(Confirmation)]
+        query = f"SELECT {', '.join(names)} FROM confirmations WHERE target = ? AND residual = 0"
+        query += " AND device = ? AND versions = ? ORDER BY id"
+        values = (target, self.environment.device, self.environment.versions_text)
+        found = []
+        for row in self._database.execute(query, values):
+            fields = dict(zip(names, row, strict=True))
+            fields["problem"] = tuple(json.loads(fields["problem"]))
+            fields["gain"] = tuple(json.loads(fields["gain"]))
+            fields["configuration"] = json.loads(fields["configuration"])
+            found.append(Confirmation(**fields))
+        return found
+
+    def _insert(self, table: str, columns: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> None:
+        """Appends rows, all of them or none."""
+        places = ", ".join("?" * len(columns))
+        statement = f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places})"
         try:
             with _Transaction(self._database):
                 self._database.executemany(statement, rows)

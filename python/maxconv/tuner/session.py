@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .measure.base import Configuration, Measurer
+from .measure.base import DISPATCHED, Configuration, Measurer, Outcome
 from .records import Records
 from .search import Search
 from .solver import InfeasibleError
 from .space import Space, configuration
+from .table import Confirmation
 from .trials import Candidate, Trial, best, candidate_of
 
 __all__ = ["DISPATCH", "Progress", "Result", "tune"]
 
-#: What records call the search that chooses without the tuner.
+#: What records call the search that the kernel has itself.
 DISPATCH = "dispatch"
 
 
@@ -50,19 +51,26 @@ class Progress:
 class Result:
     """What a search found."""
 
-    best: Trial
-    """The fastest configuration, as last measured."""
-    baseline: Trial
-    """What dispatch chooses, measured beside it at the end."""
+    best: Trial | None
+    """The fastest configuration, as last measured; None if none ran faster than what dispatch
+    chooses."""
+    kernel: str
+    """What dispatch chooses."""
+    dispatch: float
+    """Its seconds, as last measured."""
     trials: Sequence[Trial]
     """All of this session and those that it began with."""
     interrupted: bool
     """Whether Ctrl-C ended it."""
+    confirmation: Confirmation | None = None
+    """The fastest configuration beside what dispatch chooses at the end; None if none ran."""
 
     @property
     def gain(self) -> float:
         """How many times as fast the best one is."""
-        return (self.baseline.seconds or 0.0) / (self.best.seconds or 1.0)
+        if self.best is None or self.confirmation is None:
+            return 1.0
+        return self.confirmation.gain[1]
 
 
 def tune(
@@ -72,12 +80,13 @@ def tune(
     *,
     budget: int,
     records: Records | None = None,
+    tabled: Configuration | None = None,
     name: str = "search",
     seed: int = 0,
     report: Callable[[Progress], None] = lambda progress: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Result:
-    """Searches a space, beginning with what dispatch chooses and with what is recorded.
+    """Searches a space, beginning with what the kernel itself chooses and with what is recorded.
 
     Args:
         space: Where to search.
@@ -85,108 +94,121 @@ def tune(
         measurer: Measures.
         budget: Trials.
         records: Where each round is written, and earlier ones are read.
+        tabled: What a tuned table has, which is confirmed again.
         name: Of the search, for the records.
         seed: Of the search, for the records.
         report: Is told how far it has come.
         clock: Returns seconds, for tests.
 
     Raises:
-        ValueError: The budget is not positive; or what dispatch chooses fails, with which nothing
-            can be compared.
+        ValueError: The budget is not positive; or what the kernel itself chooses fails.
         RecordError: The records cannot be written.
     """
     if budget < 1:
         raise ValueError(f"budget: {budget} is not positive; at least 1 trial is needed")
     choice = measurer.choice()
     history = records.trials(space, search.solver) if records is not None else []
-    # A kernel's own choice may be what its rules leave out: where nothing else fits its caches.
-    try:
-        first = candidate_of(space, search.solver, choice)
-    except InfeasibleError:
-        values = dict(choice)
-        first = Candidate(values, {}, tuple(values[name] for name in space.model.tunables))
-    baseline = _measured(measurer, space, [first], None)[0]
-    if baseline.seconds is None:
-        raise ValueError(f"dispatch: its own choice fails: {baseline.error}")
-    # One yardstick serves all sessions: what its first measurement was.
-    if known := [t for t in history if t.candidate.key == first.key and t.seconds is not None]:
-        baseline = known[0]
+    first = _candidate(space, search, choice)
+    outcome = measurer.measure([choice], DISPATCHED)[0]
+    if outcome.seconds is None or outcome.incumbent is None:
+        raise ValueError(f"dispatch: the kernel's own choice fails: {outcome.error}")
+    yardstick = outcome.incumbent
+    # One yardstick serves all sessions: what the kernel's own choice took first.
+    if known := [t.seconds for t in history if t.candidate.key == first.key and t.seconds]:
+        yardstick *= known[0] / outcome.seconds
     elif first.counts:
-        history.append(baseline)
+        trial = Trial(first, outcome.seconds, outcome.spread)
+        history.append(trial)
         if records is not None:
-            records.write(space, [baseline], search=DISPATCH, seed=seed)
+            records.write(space, [trial], search=DISPATCH, seed=seed)
     started, spent, failed, interrupted = clock(), 0, 0, False
     try:
         while spent < budget and (proposed := search.propose(history)):
-            trials = _measured(measurer, space, proposed[: budget - spent], baseline)
+            trials = _measured(measurer, space, proposed[: budget - spent], yardstick)
             if records is not None:
                 records.write(space, trials, search=name, seed=seed)
             history += trials
             spent += len(trials)
             failed += sum(trial.seconds is None for trial in trials)
-            found = best([*history, baseline])
+            found = best(history)
             report(
                 Progress(
                     trials=len(history),
                     budget=budget,
                     spent=spent,
-                    baseline=baseline.seconds or 0.0,
-                    best=(found and found.seconds) or 0.0,
+                    baseline=yardstick,
+                    best=min(yardstick, (found and found.seconds) or yardstick),
                     invalid=(search.invalid + failed) / search.proposed,
                     seconds_left=(clock() - started) / spent * (budget - spent),
                 )
             )
     except KeyboardInterrupt:
         interrupted = True
-    return _confirmed(space, measurer, history, baseline, choice, interrupted)
+    ran = sorted((t for t in history if t.seconds is not None), key=lambda t: t.seconds or 0.0)
+    leaders = ran[:4]
+    if tabled is not None:
+        leaders.append(Trial(_candidate(space, search, tabled), yardstick))
+    result = _confirmed(space, measurer, leaders, yardstick)
+    if records is not None and result.confirmation is not None:
+        records.confirm(space, result.confirmation)
+    return replace(result, trials=history, interrupted=interrupted)
+
+
+def _candidate(space: Space, search: Search, values: Configuration) -> Candidate:
+    """Returns a configuration as a candidate, without counts if it is not in the space.
+
+    A kernel's own choice may be what its rules leave out: where nothing else fits its caches.
+    """
+    try:
+        return candidate_of(space, search.solver, values)
+    except (InfeasibleError, ValueError):
+        plain = dict(values)
+        return Candidate(plain, {}, tuple(plain[name] for name in space.model.tunables))
 
 
 def _confirmed(
-    space: Space,
-    measurer: Measurer,
-    history: Sequence[Trial],
-    baseline: Trial,
-    choice: Configuration,
-    interrupted: bool,
+    space: Space, measurer: Measurer, leaders: Sequence[Trial], yardstick: float
 ) -> Result:
-    """Measures the best few beside the baseline again: of many noisy times the least is too low."""
-    ran = sorted((t for t in history if t.seconds is not None), key=lambda t: t.seconds or 0.0)
-    leaders = [t for t in ran[:4] if t.candidate.key != baseline.candidate.key]
-    if not leaders:
-        return Result(baseline, baseline, history, interrupted)
-    outcomes = measurer.measure(
-        [configuration(space, trial.candidate.values) for trial in leaders], choice
-    )
-    # Ratios to the baseline beside them, as the machine's speed may have changed meanwhile.
+    """Measures the best few again, then the best of those: of noisy times the least is too low.
+
+    What is told is what the last measurement says, which chose nothing.
+    """
+    kernel = measurer.dispatched()
+    nothing = Result(None, kernel, yardstick, (), False)
+    asked = [configuration(space, trial.candidate.values) for trial in leaders]
+    # Ratios to what ran beside them, as the machine's speed may have changed meanwhile.
     times = {
         place: outcome.seconds / outcome.incumbent
-        for place, outcome in enumerate(outcomes)
+        for place, outcome in enumerate(measurer.measure(asked, DISPATCHED))
         if outcome.seconds and outcome.incumbent
     }
-    if not times or min(times.values()) >= 1:
-        return Result(baseline, baseline, history, interrupted)
+    if not times:
+        return nothing
     place = min(times, key=times.__getitem__)
-    winner = replace(leaders[place], seconds=outcomes[place].seconds, spread=outcomes[place].spread)
-    return Result(
-        winner, replace(baseline, seconds=outcomes[place].incumbent), history, interrupted
-    )
+    outcome: Outcome = measurer.confirm(asked[place])
+    confirmation = Confirmation.of(space, asked[place], kernel, outcome)
+    if confirmation is None:
+        return nothing
+    winner = replace(leaders[place], seconds=outcome.seconds, spread=outcome.spread)
+    faster = confirmation.gain[1] > 1
+    return Result(winner if faster else None, kernel, confirmation.before, (), False, confirmation)
 
 
 def _measured(
-    measurer: Measurer, space: Space, candidates: Sequence[Candidate], baseline: Trial | None
+    measurer: Measurer, space: Space, candidates: Sequence[Candidate], yardstick: float
 ) -> list[Trial]:
     """Measures candidates beside what dispatch chooses.
 
-    Their seconds are as many times its as they were beside it: a machine's speed changes from round
-    to round, and rounds are compared. The best so far would be a bad yardstick: its own time is the
-    luckiest of many, and from round to round the luck would multiply.
+    Their seconds are as many times the yardstick as they were times what ran beside them: a
+    machine's speed changes from round to round, and rounds are compared. The best so far would be a
+    bad yardstick: its own time is the luckiest of many, and from round to round the luck would
+    multiply.
     """
-    incumbent = None if baseline is None else configuration(space, baseline.candidate.values)
     trials = []
     asked = [configuration(space, candidate.values) for candidate in candidates]
-    for candidate, outcome in zip(candidates, measurer.measure(asked, incumbent), strict=True):
+    for candidate, outcome in zip(candidates, measurer.measure(asked, DISPATCHED), strict=True):
         seconds = outcome.seconds
-        if seconds and outcome.incumbent and baseline is not None and baseline.seconds:
-            seconds *= baseline.seconds / outcome.incumbent
+        if seconds and outcome.incumbent:
+            seconds *= yardstick / outcome.incumbent
         trials.append(Trial(candidate, seconds, outcome.spread, outcome.error))
     return trials

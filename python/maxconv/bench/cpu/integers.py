@@ -22,11 +22,11 @@ from torch import Tensor
 
 import maxconv
 from maxconv._checks import LAYOUTS
-from maxconv._doctor import cpu_features
 from maxconv._dtypes import UINT8
 from maxconv._emit import emit, operand_types, shape_carrier, symbolic_output
 from maxconv._fields import Activation, Layout, encode_scalars
 from maxconv._library import library_path
+from maxconv._machine import cpu_features
 from maxconv._packing import Array
 from maxconv._problem import ConvProblem
 from maxconv._problems import NamedProblem

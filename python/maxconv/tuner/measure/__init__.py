@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .base import Measurer, Outcome, Protocol
+from .base import DISPATCHED, Measurer, Outcome, Protocol
 from .cpu import CpuMeasurer
 from .executors import executor_of
 
-__all__ = ["CpuMeasurer", "Measurer", "Outcome", "Protocol", "executor_of"]
+__all__ = ["DISPATCHED", "CpuMeasurer", "Measurer", "Outcome", "Protocol", "executor_of"]

@@ -12,11 +12,13 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FuturesTimeoutError
+from dataclasses import replace
 from typing import Any
 
 from ..space import Space
 from .base import Configuration, Measurer, Outcome, Protocol
-from .cuts import CutRequest, choose_cut, measure_cuts
+from .confirm import confirm_cut
+from .cuts import CutRequest, choose_cut, dispatched_kernel, measure_cuts
 
 __all__ = ["CpuMeasurer", "Worker", "WorkerError"]
 
@@ -142,6 +144,24 @@ class CpuMeasurer(Measurer):
     def choice(self) -> Configuration:
         """See ``Measurer``."""
         found: Configuration = self._worker.run(_BUILD_S, choose_cut, self._request)
+        return found
+
+    def dispatched(self) -> str:
+        """See ``Measurer``."""
+        found: str = self._worker.run(_BUILD_S, dispatched_kernel, self._request)
+        return found
+
+    def confirm(self, configuration: Configuration) -> Outcome:
+        """See ``Measurer``."""
+        protocol = replace(self._protocol, rounds=self._protocol.confirming)
+        request = replace(self._request, protocol=protocol)
+        try:
+            found: Outcome = self._worker.run(
+                *(_BUILD_S, confirm_cut, request, dict(configuration)),
+                *(self.dispatched(), self._protocol.timeout_s * 4),
+            )
+        except WorkerError as error:
+            return Outcome(None, error=str(error))
         return found
 
     def close(self) -> None:

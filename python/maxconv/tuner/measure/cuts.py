@@ -11,14 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from ..._fields import Layout, encode_scalars
-from ..._library_files import cuts_file
-from ..._native import Call, Library
+from ..._library_files import Family, cuts_file
+from ..._native import Call, Host, Library, Prepared, host
 from ..._openmp import installed_parallel
 from ..._problem import ConvProblem
-from .base import Configuration, Outcome, Protocol, summarize
+from ..._tuned import use_no_table
+from .base import DISPATCHED, Configuration, Outcome, Protocol, summarize
 from .oracle import operands
 
-__all__ = ["CutRequest", "choose_cut", "measure_cuts"]
+__all__ = ["CutRequest", "choose_cut", "dispatched_kernel", "measure_cuts"]
 
 
 @dataclass(frozen=True)
@@ -60,18 +61,34 @@ class _Prepared:
         self._request = request
         self._parallel = installed_parallel() if request.threads > 1 else 0
         self.operands = operands(request.problem, request.dtype, request.out_dtype, request.seed)
-        call = Call.of(
+        self._call = Call.of(
             tuple(map(int, request.problem.input_shape)),
             tuple(map(int, request.problem.output_shape)),
             self.operands.filter.size,
             request.problem.geometry(filter_layout=Layout.PACKED),
             encode_scalars(),
         )
-        self._handle = self._library.made(self._library.prepare, *call.pointers())
+        self._handle = self._library.made(self._library.prepare, *self._call.pointers())
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
             self._library.release(self._handle)
+
+    @functools.cached_property
+    def _dispatched(self) -> Prepared:
+        """The call as PyTorch makes it, without anything tuned."""
+        use_no_table()
+        return self._host.prepare(self._call)
+
+    @property
+    def _host(self) -> Host:
+        """All kernels; a call without a bias asks for none of another type."""
+        return host(Family(self._request.dtype, "float32", self._request.out_dtype, scaled=False))
+
+    def dispatched(self) -> str:
+        """Returns the name of the kernel that dispatch chooses."""
+        call = self._dispatched
+        return self._host.explain(call, self._request.threads)[0]
 
     def choice(self) -> dict[str, int]:
         """Returns what the kernel's own search chooses."""
@@ -85,8 +102,16 @@ class _Prepared:
         Raises:
             ValueError: The kernel cannot run so.
         """
-        values = np.array([configuration[name] for name in self._request.fields], np.int64)
         made = self.operands
+        if configuration == DISPATCHED:
+            addresses = (made.activation.ctypes.data, made.filter.ctypes.data, 0, 0, 0)
+            threads = (self._request.threads, self._parallel)
+            call, output = self._dispatched, made.output.ctypes.data
+            start = time.perf_counter()
+            for _ in range(calls):
+                call.run(*addresses, output, *threads)
+            return (time.perf_counter() - start) / calls
+        values = np.array([configuration[name] for name in self._request.fields], np.int64)
         arguments = (
             *(self._handle, values.ctypes.data, made.activation.ctypes.data),
             *(made.filter.ctypes.data, made.output.ctypes.data),
@@ -105,6 +130,11 @@ def choose_cut(request: CutRequest) -> dict[str, int]:
     return _Prepared(request).choice()
 
 
+def dispatched_kernel(request: CutRequest) -> str:
+    """Returns the name of the kernel that dispatch chooses."""
+    return _Prepared(request).dispatched()
+
+
 def measure_cuts(
     request: CutRequest,
     configurations: Sequence[Configuration],
@@ -117,7 +147,8 @@ def measure_cuts(
         LibraryError: The library cannot be built.
     """
     prepared = _Prepared(request)
-    if incumbent is not None and (error := _wrong(prepared, incumbent)):
+    # Kernels that dispatch may choose transform the operands, so that their sums are rounded.
+    if incumbent and (error := _wrong(prepared, incumbent)):
         raise ValueError(f"incumbent: {error}")
     errors = [_wrong(prepared, configuration) for configuration in configurations]
     right = [place for place, error in enumerate(errors) if error is None]

@@ -1,0 +1,54 @@
+"""What this machine's CPU is."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["cpu_features", "cpu_model"]
+
+# What decides how fast a convolution can be, as Linux names it for x86 and for Arm.
+_FEATURES = (
+    *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni", "avx512f", "avx512bw", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16"),
+    *("asimd", "asimdhp", "asimddp", "bf16", "i8mm", "sve", "sve2", "sme"),
+)
+
+
+def cpu_model() -> str:
+    """Returns the processor's name as the system gives it."""
+    if sys.platform == "darwin":
+        return _sysctl("machdep.cpu.brand_string")
+    return _cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cpu_features() -> tuple[str, ...]:
+    """Returns the instruction sets that matter to a convolution, in Linux's names for them."""
+    if sys.platform == "darwin":
+        names = {"FEAT_FP16": "asimdhp", "FEAT_DotProd": "asimddp", "FEAT_BF16": "bf16"}
+        names |= {"FEAT_I8MM": "i8mm", "FEAT_SME": "sme"}
+        has = {"asimd"}
+        has |= {name for key, name in names.items() if _sysctl(f"hw.optional.arm.{key}") == "1"}
+    else:
+        cpuinfo = _cpuinfo()
+        has = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
+    return tuple(feature for feature in _FEATURES if feature in has)
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Returns the first processor's entry of /proc/cpuinfo."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n", 1)[0]
+    except OSError:
+        return {}
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _sysctl(name: str) -> str:
+    finished = subprocess.run(
+        ["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, check=False
+    )
+    return finished.stdout.strip()
