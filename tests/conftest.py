@@ -47,7 +47,6 @@ LONGEST = (
     "tests/interop/test_graphs",
     "tests/interop/test_max_torch",
     "tests/interop/test_bench_run",
-    "tests/emulated/test_max_sm",
     "tests/emulated/test_sm100",
     "tests/emulated/test_compiled",
     "tests/host/test_docs",

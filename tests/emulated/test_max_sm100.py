@@ -23,6 +23,10 @@ ROW_BYTES = 128
 SHARED_BYTES = 227 * 1024
 
 
+#: MAX's kernels change with its version only.
+pytestmark = pytest.mark.extended
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     """By name."""
@@ -83,14 +87,12 @@ def test_every_seed(kernels: Kernels, seed: int) -> None:
 LARGE = Problem(2, (16, 24), 128, 320)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(3, 13))
 @pytest.mark.parametrize(("name", "problem"), CASES)
 def test_more_seeds(kernels: Kernels, name: str, problem: Problem, seed: int) -> None:
     check(kernels[name], problem, seed)
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["one", "one-residual", "two", "two-clustered", "two-half"])
 def test_more_tiles(kernels: Kernels, name: str, seed: int) -> None:

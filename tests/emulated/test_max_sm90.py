@@ -12,6 +12,10 @@ from ptxemu import FenceError, MemoryFaultError
 RELAXED = {"barrier_fences": False, "register_fences": False}
 
 
+#: MAX's kernels change with its version only.
+pytestmark = pytest.mark.extended
+
+
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kernel]:
     """By title."""
