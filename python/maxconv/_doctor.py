@@ -16,6 +16,7 @@ from ._fields import BLOCKED_IMAGES
 from ._machine import cpu_features, cpu_model
 from ._problem import ConvProblem
 from ._problems import (
+    add_geometry,
     find_problem,
     load_problems,
     parse_integers,
@@ -38,14 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--conv", metavar="SPEC", help="NxSPATIALxC:KxTAPS, channels last: 1x56x56x64:64x3x3"
     )
     which.add_argument("--list", action="store_true", help="list the named problems and end")
-    parser.add_argument("--stride", default="1", help="with --conv: 2 or 2x1")
-    parser.add_argument("--dilation", default="1", help="with --conv: 2 or 2x1")
-    parser.add_argument(
-        "--padding",
-        default="0",
-        help="with --conv: 1, same, valid, or before and after each axis: 0x1x0x1",
-    )
-    parser.add_argument("--groups", type=int, default=1, help="with --conv")
+    add_geometry(parser)
     parser.add_argument("--dtype", choices=INPUT_BYTES, default="float32", help="storage type")
     parser.add_argument(
         "--layout",

@@ -6,6 +6,7 @@ and in ``networks.yaml``, which lists what real networks convolve.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import functools
 import re
@@ -25,6 +26,7 @@ __all__ = [
     "PROBLEMS",
     "NamedProblem",
     "Network",
+    "add_geometry",
     "find_problem",
     "load_families",
     "load_networks",
@@ -34,6 +36,7 @@ __all__ = [
     "parse_integers",
     "parse_padding",
     "parse_problem",
+    "problem_of",
 ]
 
 #: The file with the named problems.
@@ -239,6 +242,38 @@ def _problem(entry: Mapping[str, Any]) -> ConvProblem:
         stride=entry.get("stride", 1),
         dilation=entry.get("dilation", 1),
         padding=entry.get("padding", 0),
+        groups=groups,
+    )
+
+
+def add_geometry(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that stand beside ``--conv``."""
+    parser.add_argument("--stride", default="1", help="with --conv: 2 or 2x1")
+    parser.add_argument("--dilation", default="1", help="with --conv: 2 or 2x1")
+    parser.add_argument(
+        "--padding",
+        default="0",
+        help="with --conv: 1, same, valid, or before and after each axis: 0x1x0x1",
+    )
+    parser.add_argument("--groups", type=int, default=1, help="with --conv")
+
+
+def problem_of(numbers: Sequence[int]) -> ConvProblem:
+    """Returns the convolution of ``ConvProblem.numbers``, in three spatial dimensions."""
+    batch, channels, filters, groups = numbers[:4]
+    inputs, taps, stride, dilation, before, after = (
+        tuple(numbers[i : i + 3]) for i in range(4, 22, 3)
+    )
+    return ConvProblem(
+        batch=batch,
+        input_size=inputs,
+        channels=channels,
+        filters=filters,
+        filter_size=taps,
+        stride=stride,
+        dilation=dilation,
+        pad_before=before,
+        pad_after=after,
         groups=groups,
     )
 

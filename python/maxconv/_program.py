@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["LIBRARIES", "Pipe", "ProgramError", "build_program", "find_assembler"]
+__all__ = ["LIBRARIES", "Pipe", "ProgramError", "build_program", "check_folder", "find_assembler"]
 
 #: The folder of the libraries that a program loads, beside it.
 LIBRARIES = "lib"
@@ -36,6 +36,27 @@ _LIBRARIES = (
 )
 
 _TIMEOUT_S = 120.0
+
+
+def check_folder(argument: str, folder: Path, manifest: str) -> None:
+    """Checks that a folder can be built into.
+
+    Args:
+        argument: What names the folder, for messages.
+        folder: The folder, which need not exist.
+        manifest: The file that every build writes.
+
+    Raises:
+        ValueError: It holds something that no build wrote, or cannot be made.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / manifest).is_file():
+        raise ValueError(
+            f"{argument}: {folder} holds other files; a new or an empty folder is allowed"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{argument}: {folder} is no folder")
+    if not folder.absolute().parent.is_dir():
+        raise ValueError(f"{argument}: the folder of {folder} does not exist")
 
 
 def build_program(source: Path, file: Path, architecture: str, *options: str) -> None:

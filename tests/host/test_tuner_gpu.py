@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from maxconv import _cli as cli
-from maxconv._problems import find_problem
+from maxconv._problems import find_problem, problem_of
 from maxconv._program import LIBRARIES, ProgramError
 from maxconv.tuner.gpu.assembler import assemble, assembling
 from maxconv.tuner.gpu.configurations import (
@@ -27,7 +27,7 @@ from maxconv.tuner.gpu.configurations import (
 )
 from maxconv.tuner.gpu.cover import greedy
 from maxconv.tuner.gpu.folder import MANIFEST, PROGRAM, Folder, Task, read_folder, write_folder
-from maxconv.tuner.gpu.results import Summary, gain_of, joined, problem_of, summarize
+from maxconv.tuner.gpu.results import Summary, gain_of, joined, summarize
 from maxconv.tuner.gpu.run import RESULTS, Protocol, Result, Timed, measure, read_results
 
 FAKE = Path(__file__).parents[1] / "fake_tuned.py"

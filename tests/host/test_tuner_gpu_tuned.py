@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from maxconv._problems import problem_of
 from maxconv.tuner.gpu import tuned as tables
 from maxconv.tuner.gpu.configurations import Configurations, table_rows, without_split
-from maxconv.tuner.gpu.results import Summary, problem_of
+from maxconv.tuner.gpu.results import Summary
 from maxconv.tuner.gpu.run import WORKS, Result, Timed
 from maxconv.tuner.space import Space, open_space
 

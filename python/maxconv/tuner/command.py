@@ -13,7 +13,7 @@ from .._doctor import versions
 from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from .._machine import cpu_model
 from .._problem import ConvProblem
-from .._problems import find_problem, parse_integers, parse_padding, parse_problem
+from .._problems import add_geometry, find_problem, parse_integers, parse_padding, parse_problem
 from .._tuned_table import kernel_versions, read_table, this_device, user_table
 from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
@@ -40,14 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="NxSPATIALxC:KxTAPS, channels last: 1x56x56x64:64x3x3; may be repeated",
     )
-    parser.add_argument("--stride", default="1", help="with --conv: 2 or 2x1")
-    parser.add_argument("--dilation", default="1", help="with --conv: 2 or 2x1")
-    parser.add_argument(
-        "--padding",
-        default="0",
-        help="with --conv: 1, same, valid, or before and after each axis: 0x1x0x1",
-    )
-    parser.add_argument("--groups", type=int, default=1, help="with --conv")
+    add_geometry(parser)
     parser.add_argument("--target", choices=TARGET_NAMES, default="cpu", help="by default cpu")
     parser.add_argument("--dtype", choices=tuple(INPUT_BYTES), help="of activation and filter")
     parser.add_argument("--output", choices=tuple(OUTPUT_BYTES), help="type of the output")

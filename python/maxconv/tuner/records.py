@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from .._problem import ConvProblem
+from .._problems import problem_of
 from .solver import InfeasibleError, Solver
 from .space import Space, configuration
 from .table import Confirmation
@@ -274,7 +275,7 @@ class Records:
     def problems(self, space: Space) -> list[ConvProblem]:
         """Returns other problems with records of a space's kernel and types, made here."""
         found = {record.problem for record in self._read(space, None)} - {_text(space.problem)}
-        return [_problem(text) for text in sorted(found)]
+        return [problem_of(json.loads(text)) for text in sorted(found)]
 
     def foreign(self, space: Space) -> int:
         """Returns how many records of a space are of another device or version, and not used."""
@@ -343,23 +344,3 @@ class _Transaction:
 def _text(problem: ConvProblem) -> str:
     """Returns a problem as it is written; those of a lower rank have three spatial axes too."""
     return json.dumps(problem.numbers())
-
-
-def _problem(text: str) -> ConvProblem:
-    """Returns the problem of ``_text``."""
-    batch, channels, filters, groups, *rest = json.loads(text)
-    size, taps, stride, dilation, before, after = (
-        tuple(rest[first : first + 3]) for first in range(0, 18, 3)
-    )
-    return ConvProblem(
-        batch=batch,
-        input_size=size,
-        channels=channels,
-        filters=filters,
-        filter_size=taps,
-        stride=stride,
-        dilation=dilation,
-        pad_before=before,
-        pad_after=after,
-        groups=groups,
-    )

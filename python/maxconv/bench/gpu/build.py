@@ -51,17 +51,8 @@ class Build:
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that a folder can be built into.
-
-    Raises:
-        ValueError: It holds something that no build wrote, or cannot be made.
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise ValueError(f"build: {folder} holds other files; a new or an empty folder is allowed")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"build: {folder} is no folder")
-    if not folder.absolute().parent.is_dir():
-        raise ValueError(f"build: the folder of {folder} does not exist")
+    """Checks that a folder can be built into, as ``maxconv._program.check_folder`` does."""
+    _program.check_folder("build", folder, MANIFEST)
 
 
 def build(

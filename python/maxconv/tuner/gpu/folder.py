@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ... import _program
 from ..._program import LIBRARIES
 from .configurations import Configurations
 
@@ -62,17 +63,8 @@ class Folder:
 
 
 def check_folder(folder: Path) -> None:
-    """Checks that a folder can be built into.
-
-    Raises:
-        ValueError: It holds something that no build wrote, or cannot be made.
-    """
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise ValueError(f"--build: {folder} holds other files; a new or an empty one is allowed")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"--build: {folder} is no folder")
-    if not folder.absolute().parent.is_dir():
-        raise ValueError(f"--build: the folder of {folder} does not exist")
+    """Checks that a folder can be built into, as ``maxconv._program.check_folder`` does."""
+    _program.check_folder("--build", folder, MANIFEST)
 
 
 def write_folder(folder: Path, made: Folder) -> None:

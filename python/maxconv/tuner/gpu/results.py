@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._problem import ConvProblem
+from ..._problems import problem_of
 from ..kernels import Judged
 from ..records import Environment, Records
 from ..space import Space, open_space
@@ -298,23 +298,3 @@ def _trial(space: Space, timed: Timed, values: dict[str, int], judged: Judged) -
         low, _, high = statistics.quantiles(timed.bursts, n=4, method="inclusive")
         spread = (high - low) / 2 / middle
     return Trial(candidate, middle, spread)
-
-
-def problem_of(numbers: Sequence[int]) -> ConvProblem:
-    """Returns the convolution of ``ConvProblem.numbers``, in three spatial dimensions."""
-    batch, channels, filters, groups = numbers[:4]
-    inputs, taps, stride, dilation, before, after = (
-        tuple(numbers[i : i + 3]) for i in range(4, 22, 3)
-    )
-    return ConvProblem(
-        batch=batch,
-        input_size=inputs,
-        channels=channels,
-        filters=filters,
-        filter_size=taps,
-        stride=stride,
-        dilation=dilation,
-        pad_before=before,
-        pad_after=after,
-        groups=groups,
-    )

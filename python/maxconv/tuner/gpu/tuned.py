@@ -18,10 +18,11 @@ from typing import Any
 import yaml
 
 from ..._library import OPERATIONS
+from ..._problems import problem_of
 from ..space import open_space
 from .configurations import table_rows
 from .problems import DTYPE
-from .results import Summary, gain_of, problem_of
+from .results import Summary, gain_of
 from .run import WORKS, Result, Timed
 
 __all__ = ["MODULE", "Tuned", "TunedRow", "mojo_source", "problem_key", "read", "select", "write"]
