@@ -145,6 +145,26 @@ struct ConvProblem(
             output[i] = Int(out_shape[unsafe_offset=i])
         self = Self(geometry, input, output)
 
+    def numbers(self) -> List[Int]:
+        """The problem as `of_numbers` takes it."""
+        var numbers: List[Int] = [
+            self.batch,
+            self.channels,
+            self.filters,
+            self.groups,
+        ]
+        for triple in [
+            self.input,
+            self.filter,
+            self.stride,
+            self.dilation,
+            self.pad_before,
+            self.pad_after,
+        ]:
+            for axis in range(SPATIAL):
+                numbers.append(triple[axis])
+        return numbers^
+
     @staticmethod
     def of_numbers(numbers: List[Int]) raises -> Self:
         """A problem from plain numbers, as programs pass it to each other.

@@ -16,7 +16,7 @@ from std.collections import Optional
 from std.ffi import _Global
 
 from ...conv.operands import OperandTypes
-from ...conv.problem import PROBLEM_NUMBERS, SPATIAL, ConvProblem
+from ...conv.problem import PROBLEM_NUMBERS, ConvProblem
 from ..variables import variable
 from .candidates import FilterCut
 from .cut import NamedCut
@@ -55,18 +55,8 @@ def tuned_key(
         threads: How many threads there are.
     """
     var key = String(t"{types.input} {types.output} {threads}")
-    key += String(t" {problem.batch} {problem.channels} {problem.filters}")
-    key += String(t" {problem.groups}")
-    for triple in [
-        problem.input,
-        problem.filter,
-        problem.stride,
-        problem.dilation,
-        problem.pad_before,
-        problem.pad_after,
-    ]:
-        for axis in range(SPATIAL):
-            key += String(t" {triple[axis]}")
+    for number in problem.numbers():
+        key += String(t" {number}")
     return key^
 
 

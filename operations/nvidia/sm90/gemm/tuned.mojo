@@ -4,7 +4,7 @@ problems that the tuner met on a device."""
 from std.collections import Optional
 
 from ....conv.operands import Device, OperandTypes
-from ....conv.problem import SPATIAL, ConvProblem
+from ....conv.problem import ConvProblem
 from .tuned_rows import CAPABILITY, KEYS, ROWS, SPLITS, UNITS
 
 comptime _OFFSET = UInt64(0xCBF29CE484222325)
@@ -22,29 +22,8 @@ def problem_key(problem: ConvProblem) -> UInt64:
         problem: The convolution.
     """
     var key = _OFFSET
-    for number in [
-        problem.batch,
-        problem.channels,
-        problem.filters,
-        problem.groups,
-    ]:
+    for number in problem.numbers():
         key = (key ^ UInt64(number)) * _PRIME
-    comptime for part in range(6):
-        for axis in range(SPATIAL):
-            var number: Int
-            comptime if part == 0:
-                number = problem.input[axis]
-            elif part == 1:
-                number = problem.filter[axis]
-            elif part == 2:
-                number = problem.stride[axis]
-            elif part == 3:
-                number = problem.dilation[axis]
-            elif part == 4:
-                number = problem.pad_before[axis]
-            else:
-                number = problem.pad_after[axis]
-            key = (key ^ UInt64(number)) * _PRIME
     return key
 
 
