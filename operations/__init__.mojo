@@ -5,7 +5,6 @@ from .registrations import (
     ConvFusedInputCpu,
     ConvFusedInputGpu,
     ConvGpu,
-    Explain,
 )
 from .interleaved_registrations import (
     ConvInterleavedCpu,

@@ -11,6 +11,7 @@ from .cpu.registry import CPU_REGISTRY
 from .nvidia.legality import check_type
 from .nvidia.patches import merged_patches
 from .nvidia.registry import GPU_REGISTRY
+from .nvidia.summed_output import kernel_types
 
 
 @fieldwise_init
@@ -37,8 +38,9 @@ def explain[
     """Asks the registry of a device.
 
     Parameters:
-        dtype: Of activation and filter; of the output too, but where it has 8
-            bits the output is bfloat16.
+        dtype: Of activation and filter, which beside uint8 is int8; of the
+            output too, but on a GPU beside int8 and 8-bit floats it is
+            bfloat16.
 
     Args:
         problem: The convolution, valid.
@@ -81,7 +83,8 @@ def explain[
             t"multiprocessors: {device.units} is not positive; a GPU has at"
             t" least 1"
         )
-    comptime out_type = DType.bfloat16 if size_of[dtype]() == 1 else dtype
+    comptime wide = size_of[dtype]() == 1 and dtype != DType.uint8
+    comptime out_type = DType.bfloat16 if wide else dtype
     # What is fused behind decides which candidates there are, the layout which
     # kernels.
     comptime for fused in [False, True]:
@@ -96,8 +99,8 @@ def explain[
                     interleaved=INTERLEAVED,
                 )
                 return _asked[blocks](problem, requested, exact, device)
-        comptime types = OperandTypes.unfused(
-            dtype, out_type, fused_output=fused
+        comptime types = kernel_types(
+            OperandTypes.unfused(dtype, out_type, fused_output=fused)
         )
         return _asked[types](problem, requested, exact, device)
     raise Error("unreachable: fused_output is either")

@@ -4,7 +4,6 @@
 from extensibility import (
     InputTensor,
     ManagedTensorSlice,
-    OutputTensor,
     _FusedComputeOutputTensor,
     _FusedInputTensor,
     register,
@@ -22,28 +21,16 @@ from .conv.access import (
 )
 from .conv.depth_to_space import DepthToSpace, DepthToSpaceOutput
 from .conv.fields import (
-    GEOMETRY_FILTER_LAYOUT,
-    GEOMETRY_KERNEL,
-    GEOMETRY_PRECISION,
-    LAYOUT_INTERLEAVED,
-    LAYOUT_KRSC,
     OP_CONV_CPU,
     OP_CONV_FUSED_INPUT_CPU,
     OP_CONV_FUSED_INPUT_GPU,
     OP_CONV_GPU,
-    OP_EXPLAIN,
-    PRECISION_FLOAT32,
 )
 from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
 from .conv.memory import Reads, operand
-from .conv.operands import Device
-from .conv.problem import ConvProblem, Geometry
 from .conv.target import Target
 from .cpu.convolve import Cpu
-from .cpu.pool import CpuContext, MaxPool
-from .explain import explain
 from .nvidia.convolve import Gpu
-from .nvidia.device import device_of, target_capability
 from .outputs import target_of
 
 
@@ -439,69 +426,3 @@ struct ConvFusedInputGpu:
             scalars,
             ctx,
         )
-
-
-@register(OP_EXPLAIN)
-struct Explain:
-    """Says which kernel a convolution would run on, without running it."""
-
-    @staticmethod
-    def execute[
-        target: StaticString, dtype: DType
-    ](
-        kernel: OutputTensor[dtype=DType.int64, rank=1, ...],
-        reason: OutputTensor[dtype=DType.uint8, rank=1, ...],
-        x_shape: InputTensor[dtype=DType.int64, rank=1, ...],
-        out_shape: InputTensor[dtype=DType.int64, rank=1, ...],
-        geometry: InputTensor[dtype=DType.int64, rank=1, ...],
-        device: InputTensor[dtype=DType.int64, rank=1, ...],
-        ctx: DeviceContext,
-    ) raises:
-        """Chooses. All tensors are in host memory on every target.
-
-        Parameters:
-            target: Where: cpu or gpu.
-            dtype: Of activation and filter.
-
-        Args:
-            kernel: One value: the chosen `KERNEL_*` code.
-            reason: UTF-8 text, cut to fit and filled with zeros.
-            x_shape: `[N, D, H, W, C]`.
-            out_shape: `[N, Z, P, Q, K]`.
-            geometry: See fields.mojo; `LAYOUT_INTERLEAVED` is of activation
-                and output too, any other layout is channels last.
-            device: Three values: a GPU's compute capability times ten and its
-                multiprocessors, of which zeros mean the device that this op
-                runs on; and whether the graph compiler fuses something behind.
-            ctx: The device.
-
-        Raises:
-            Naming the argument, its value and what is allowed.
-        """
-        var decoded = Geometry(operand(geometry), geometry.size())
-        var problem = ConvProblem(decoded, operand(x_shape), operand(out_shape))
-        problem.validate(
-            LAYOUT_KRSC, problem.filters * problem.gemm_k(), DType.float32
-        )
-        var capability = Int(operand(device)[unsafe_offset=0])
-        var units = Int(operand(device)[unsafe_offset=1])
-        if capability == 0:
-            comptime if is_gpu[target]():
-                capability = target_capability()
-                units = device_of(ctx).units
-            else:
-                units = MaxPool(rebind[CpuContext](ctx)).threads()
-        var answer = explain[dtype](
-            problem,
-            requested=decoded[GEOMETRY_KERNEL],
-            exact=decoded[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
-            fused_output=operand(device)[unsafe_offset=2] != 0,
-            interleaved=decoded[GEOMETRY_FILTER_LAYOUT] == LAYOUT_INTERLEAVED,
-            device=Device(capability, units),
-        )
-        kernel.unsafe_ptr()[unsafe_offset=0] = Int64(answer.kernel)
-        var text = answer.reason.as_bytes()
-        for i in range(reason.size()):
-            reason.unsafe_ptr()[unsafe_offset=i] = text[i] if i < len(
-                text
-            ) else UInt8(0)

@@ -26,7 +26,7 @@ NO_SPILLS = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 def build(name: str, program: Path, arch: str = "sm_90a", *defined: str) -> None:
     """Compiles a program for a GPU's architecture, with names defined."""
-    source, include = str(SOURCES / f"{name}.mojo"), str(library.OPERATIONS.parent)
+    source, include = str(SOURCES / f"{name}.mojo"), str(library.import_folder())
     names = (word for name in defined for word in ("-D", name))
     arguments = ("-I", include, "--target-accelerator", arch, *names, source, "-o", str(program))
     built = library.run_mojo("build", *arguments)

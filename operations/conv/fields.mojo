@@ -88,7 +88,6 @@ comptime OP_RMS_NORM_GPU = "maxconv_rms_norm_gpu"
 comptime OP_RMS_NORM_UNFUSED_GPU = "maxconv_rms_norm_unfused_gpu"
 comptime OP_POOL_CPU = "maxconv_pool_cpu"
 comptime OP_POOL_GPU = "maxconv_pool_gpu"
-comptime OP_EXPLAIN = "maxconv_explain"
 
 # Filter layouts.
 comptime LAYOUT_PACKED = 0

@@ -114,7 +114,7 @@ def _explain(name: str, problem: ConvProblem, args: argparse.Namespace) -> dict[
     from ._explain import explain_choice
 
     dtype, target, multiprocessors = args.dtype, args.target, args.multiprocessors
-    with progress("compiling the graph that asks the kernels"):
+    with progress("asking the kernels"):
         kernel, reason = explain_choice(
             problem,
             dtype=dtype,

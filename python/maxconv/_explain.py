@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ._checks import check_dtype
-from ._dtypes import CPU_BYTES, DTYPE_BYTES, FILTER_BYTES
-from ._fields import BLOCKED_IMAGES, GEOMETRY_LENGTH, Kernel, Layout, Op
+from ._dtypes import CPU_BYTES, DTYPE_BYTES, INPUT_BYTES, UINT8
+from ._fields import BLOCKED_IMAGES, Kernel, Layout, encode_scalars
+from ._library_files import explain_file
+from ._native import Call, Library
 from ._signature import filters_missing
 from ._targets import TARGETS
 from ._tuned import use_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from max.driver import Device
-    from max.graph import DeviceRef, Graph, TensorType, TensorValue
+    from pathlib import Path
 
     from ._problem import ConvProblem
 
@@ -28,9 +27,6 @@ __all__ = [
     "DEVICES",
     "EXPLAINED_LAYOUTS",
     "explain_choice",
-    "explain_graph",
-    "explain_op",
-    "operand_types",
 ]
 
 #: What can be asked: this machine's CPU, its first GPU, and GPUs that need not be here.
@@ -38,10 +34,6 @@ DEVICES = ("cpu", "gpu", *TARGETS)
 
 #: Layouts of an activation that can be asked about.
 EXPLAINED_LAYOUTS = ("NHWC", *BLOCKED_IMAGES)
-
-_TEXT_BYTES = 512
-_RANK = 5
-"""Of the activation when it has all three spatial dimensions."""
 
 
 def explain_choice(
@@ -56,14 +48,14 @@ def explain_choice(
 ) -> tuple[str, str]:
     """Returns the kernel that runs a problem, and the reason.
 
-    The answer comes from the registry itself (``operations/conv/registry.mojo``), through a graph
-    that is compiled once a process for each storage type, and once more for ``"gpu"``.
+    The answer comes from the registry itself (``operations/conv/registry.mojo``), through a library
+    without kernels that is compiled once for each storage type and kept in the cache.
 
     Args:
         problem: The convolution; all sizes known.
         kernel: A kernel to ask for, or ``AUTO``.
-        dtype: Storage type of the activation. The output has it too, but beside 8 bits it is
-            bfloat16.
+        dtype: Storage type of the activation. The output has it too, but on a GPU beside int8 and
+            8-bit floats it is bfloat16.
         device: One of ``DEVICES``: this machine's CPU, its first GPU, or the architecture of a GPU
             that need not be here.
         multiprocessors: Of the GPU that ``device`` gives the architecture of; ``None`` stands for
@@ -77,8 +69,9 @@ def explain_choice(
     Raises:
         ValueError: A size is symbolic, ``dtype``, ``device`` or ``layout`` is not supported, MAX
             finds no GPU here, or ``kernel`` cannot take the problem: the message says why.
+        LibraryError: The library cannot be compiled; see ``maxconv.library_path``.
     """
-    storage = check_dtype("dtype", dtype, CPU_BYTES if device == "cpu" else FILTER_BYTES)
+    storage = check_dtype("dtype", dtype, CPU_BYTES if device == "cpu" else INPUT_BYTES)
     if not problem.is_static:
         raise ValueError(f"problem: {problem} has symbolic sizes; all must be known")
     if layout not in EXPLAINED_LAYOUTS:
@@ -87,22 +80,17 @@ def explain_choice(
     if interleaved:
         _check_blocks(problem, storage, layout, on_gpu=device != "cpu")
     if fused_output and device != "cpu" and not interleaved:
-        out_dtype = storage if storage in DTYPE_BYTES else "bfloat16"
+        out_dtype = storage if storage in (*DTYPE_BYTES, UINT8) else "bfloat16"
         missing = filters_missing(problem, storage, out_dtype, kernel)
         problem = replace(problem, filters=problem.filters + missing)
-    operands = (
-        _full_rank(problem.input_shape),
-        _full_rank(problem.output_shape),
-        problem.geometry(
-            kernel=kernel, filter_layout=Layout.INTERLEAVED if interleaved else Layout.KRSC
-        ),
-        [*_described(device, multiprocessors), int(fused_output)],
+    geometry = problem.geometry(
+        kernel=kernel, filter_layout=Layout.INTERLEAVED if interleaved else Layout.KRSC
     )
-    model = _model(storage, "gpu" if device == "gpu" else "cpu")
-    results = model.execute(*(_buffer(values) for values in operands))
-    code, text = (np.asarray(result.to_numpy()) for result in results)
-    name = Kernel(int(code[0])).name.lower()
-    return name, text.tobytes().rstrip(b"\0").decode("utf-8", errors="replace")
+    described = _described(device, multiprocessors)
+    explainer = _explainer(storage)
+    return explainer.explain(
+        problem, geometry, described or explainer.first_gpu(), fused_output=fused_output
+    )
 
 
 def _check_blocks(problem: ConvProblem, dtype: str, layout: str, *, on_gpu: bool) -> None:
@@ -124,106 +112,92 @@ def _check_blocks(problem: ConvProblem, dtype: str, layout: str, *, on_gpu: bool
         )
 
 
-def explain_graph(dtype: str, device: DeviceRef) -> Graph:
-    """Returns the graph that asks: the op ``maxconv_explain`` alone.
+def _described(device: str, multiprocessors: int | None) -> tuple[int, int] | None:
+    """Returns a device's compute capability, times ten, and its multiprocessors.
 
-    Args:
-        dtype: The storage type.
-        device: Where the op runs.
+    Both are 0 for the CPU; ``None`` stands for the first GPU of this machine.
     """
-    from max.graph import Graph
-
-    from ._library import kernel_library
-
-    types = operand_types()
-    with Graph(f"explain_{dtype}", input_types=types, kernel_library=kernel_library()) as graph:
-        graph.output(*explain_op([value.tensor for value in graph.inputs], dtype, device))
-    return graph
-
-
-def operand_types() -> list[TensorType]:
-    """Returns the types of the op's operands, which are all in host memory.
-
-    The activation's shape and the output's, of rank 5; the geometry; a GPU's compute capability
-    times ten and its multiprocessors, or zeros for the device that the op runs on, and whether
-    something is fused behind the output.
-    """
-    from max.dtype import DType
-    from max.graph import DeviceRef, TensorType
-
-    lengths = (_RANK, _RANK, GEOMETRY_LENGTH, 3)
-    return [TensorType(DType.int64, [length], DeviceRef.CPU()) for length in lengths]
-
-
-def explain_op(
-    operands: Sequence[TensorValue], dtype: str, device: DeviceRef
-) -> tuple[TensorValue, TensorValue]:
-    """Adds the op ``maxconv_explain`` to the current graph.
-
-    Args:
-        operands: As ``operand_types`` says.
-        dtype: The storage type.
-        device: Where the op runs.
-
-    Returns:
-        In host memory: the kernel's code, and the reason as UTF-8 that zeros end.
-    """
-    from max.dtype import DType
-    from max.graph import DeviceRef, TensorType, ops
-
-    use_table()
-    host = DeviceRef.CPU()
-    types = [TensorType(DType.int64, [1], host), TensorType(DType.uint8, [_TEXT_BYTES], host)]
-    kernel, reason = ops.custom(
-        Op.EXPLAIN.value, device, operands, types, parameters={"dtype": DType[dtype]}
-    )
-    return kernel.tensor, reason.tensor
-
-
-def _described(device: str, multiprocessors: int | None) -> list[int]:
-    """Returns what the op is told of a device that need not be here, or zeros."""
     if device not in DEVICES:
         raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}")
     target = TARGETS.get(device)
-    if multiprocessors is None:
-        return [0, 0] if target is None else [target.capability, target.multiprocessors]
-    if target is None:
+    if target is not None:
+        given = target.multiprocessors if multiprocessors is None else multiprocessors
+        return target.capability, given
+    if multiprocessors is not None:
         raise ValueError(
             f"multiprocessors: {multiprocessors} given, but device {device} has its own; only one "
             f"of {', '.join(TARGETS)} takes them"
         )
-    return [target.capability, multiprocessors]
+    if device == "cpu":
+        return 0, 0
+    _check_gpu()
+    return None
 
 
-def _full_rank(shape: tuple[Any, ...]) -> list[int]:
-    missing = _RANK - len(shape)
-    return [int(shape[0]), *([1] * missing), *(int(size) for size in shape[1:])]
+def _check_gpu() -> None:
+    from max.driver import accelerator_count
 
-
-def _buffer(values: npt.ArrayLike) -> Any:
-    from max.driver import Buffer
-
-    return Buffer.from_numpy(np.ascontiguousarray(values, np.int64))
-
-
-def _device(name: str) -> Device:
-    from max.driver import CPU, Accelerator, accelerator_count
-
-    if name == "cpu":
-        return CPU()
     if accelerator_count() == 0:
         raise ValueError(
             "device: MAX finds no GPU on this machine; name the architecture of one that need not "
             f"be here ({', '.join(TARGETS)})"
         )
-    return Accelerator()
+
+
+class Explainer(Library):
+    """What the registries of all devices choose."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._explain = self.function("explain", 6)
+        self._gpu = self.function("gpu", 2)
+
+    def explain(
+        self,
+        problem: ConvProblem,
+        geometry: npt.NDArray[np.int64],
+        device: tuple[int, int],
+        *,
+        fused_output: bool,
+    ) -> tuple[str, str]:
+        """Returns the kernel that runs a problem, and the reason.
+
+        Args:
+            problem: The convolution; all sizes known.
+            geometry: The ops' operand of that name; a filter in ``Layout.INTERLEAVED`` stands
+                between activations that are so too.
+            device: A GPU's compute capability, times ten, and its multiprocessors; zeros for this
+                machine's CPU.
+            fused_output: Whether the graph compiler fuses something behind.
+
+        Raises:
+            ValueError: No kernel takes the problem, or not the one that is asked for.
+        """
+        shapes = Call.of(
+            cast("tuple[int, ...]", problem.input_shape),
+            cast("tuple[int, ...]", problem.output_shape),
+            0,
+            geometry,
+            encode_scalars(),
+        ).shapes
+        given = (shapes.ctypes.data, geometry.ctypes.data, *device, int(fused_output))
+        kernel, _, reason = self.text(self.made(self._explain, *given)).partition(": ")
+        return kernel, reason
+
+    def first_gpu(self) -> tuple[int, int]:
+        """Returns the compute capability, times ten, and the multiprocessors of the first GPU.
+
+        Raises:
+            ValueError: The driver opens none.
+        """
+        described = np.zeros(2, np.int64)
+        address = described.ctypes.data
+        if failed := self._gpu(address, address + described.itemsize):
+            raise self.error(failed)
+        return int(described[0]), int(described[1])
 
 
 @functools.cache
-def _model(dtype: str, device: str) -> Any:
-    from max.engine import InferenceSession
-    from max.graph import DeviceRef
-
-    where = _device(device)
-    graph = explain_graph(dtype, DeviceRef.from_device(where))
-    return InferenceSession(devices=[where]).load(graph)
+def _explainer(dtype: str) -> Explainer:
+    use_table()
+    return Explainer(explain_file(dtype))

@@ -200,7 +200,6 @@ class Op(str, Enum):
     RMS_NORM_UNFUSED_GPU = "maxconv_rms_norm_unfused_gpu"
     POOL_CPU = "maxconv_pool_cpu"
     POOL_GPU = "maxconv_pool_gpu"
-    EXPLAIN = "maxconv_explain"
 
 
 class Layout(IntEnum):

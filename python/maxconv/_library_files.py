@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ._fields import Kernel
-from ._library import OPERATIONS, cached, find, fingerprint, run_or_raise
+from ._library import OPERATIONS, cached, find, fingerprint, import_folder, run_or_raise
 
 __all__ = [
     "BESIDE",
@@ -27,6 +27,7 @@ __all__ = [
     "beside_file",
     "chooser_file",
     "cuts_file",
+    "explain_file",
     "host_file",
     "kernel_file",
     "peak_file",
@@ -83,15 +84,7 @@ def host_file(family: Family, level: str | None = None) -> Path:
     Raises:
         LibraryError: See ``maxconv.library_path``.
     """
-    if level is not None:
-        return _built("host", family, "kernels", "--target-cpu", level)
-    own = _entry("host", family)
-    if find(_file_name("host"), own) is None:
-        for level in _levels():
-            found = find(_file_name("host"), _entry("host", family, "--target-cpu", level))
-            if found is not None:
-                return found
-    return _built("host", family, "kernels")
+    return _of_level("host", family, level, "kernels")
 
 
 def chooser_file(family: Family) -> Path:
@@ -148,6 +141,22 @@ def peak_file(dtype: str) -> Path:
     return _built("peak", Family(dtype, "float32", dtype, scaled=False), "loop of the peak")
 
 
+def explain_file(dtype: str, level: str | None = None) -> Path:
+    """Returns the library that says which kernel runs where, from the cache or made now.
+
+    Args:
+        dtype: Of activation and filter.
+        level: As ``host_file`` takes it. A CPU's kernels are then those of that level.
+
+    Raises:
+        LibraryError: See ``maxconv.library_path``.
+    """
+    family = Family(dtype, "float32", dtype, scaled=False)
+    doing = f"compiling what maxconv's kernels say of themselves, {dtype}"
+    # Nothing of it runs long enough to be worth the compiler's time.
+    return _of_level("explain", family, level, "", "-O1", doing=doing)
+
+
 def rules_file() -> Path:
     """Returns the library of what the tuner asks of kernels, from the cache or made now.
 
@@ -171,6 +180,28 @@ def cuts_file(dtype: str, out_dtype: str) -> Path:
     family = Family(dtype, "float32", out_dtype, scaled=False)
     doing = f"compiling maxconv's implicit GEMM for the tuner, {dtype}"
     return _built("tune_cpu", family, "", doing=doing)
+
+
+def _of_level(
+    root: str,
+    family: Family,
+    level: str | None,
+    what: str,
+    *options: str,
+    doing: str | None = None,
+) -> Path:
+    """Returns the library of a root for a level of CPUs, or for this machine's.
+
+    For the latter one of any level that this CPU has serves, if it is there and no other is.
+    """
+    if level is not None:
+        return _built(root, family, what, *options, "--target-cpu", level, doing=doing)
+    if find(_file_name(root), _entry(root, family, *options)) is None:
+        for level in _levels():
+            entry = _entry(root, family, *options, "--target-cpu", level)
+            if (found := find(_file_name(root), entry)) is not None:
+                return found
+    return _built(root, family, what, *options, doing=doing)
 
 
 def _any_cpu() -> tuple[str, ...]:
@@ -201,11 +232,13 @@ def _built(
         doing: What is told meanwhile; by default that ``what`` is compiled for PyTorch.
     """
     defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
-    includes = [part for folder in (SOURCE.parent, *modules) for part in ("-I", str(folder))]
-    command = ("build", "--emit", "shared-lib", *includes, *options, *defines)
+    command = ("build", "--emit", "shared-lib", *options, *defines)
 
     def make(file: Path) -> None:
-        run_or_raise(SOURCE, file, *command, str(SOURCE / f"{root}.mojo"))
+        # Mojo takes a package from the first folder that has it.
+        folders = (import_folder(make=False), SOURCE.parent, *modules)
+        includes = [part for folder in folders for part in ("-I", str(folder))]
+        run_or_raise(SOURCE, file, *command, *includes, str(SOURCE / f"{root}.mojo"))
 
     doing = doing or f"compiling maxconv's {what} for PyTorch, {family.dtype}"
     return cached(_file_name(root), _entry(root, family, *options), make, doing)

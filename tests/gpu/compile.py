@@ -19,15 +19,6 @@ from max import driver
 from max.graph import Graph
 from tests.gpu import interleaved, network
 
-from maxconv._explain import explain_graph
-
-
-def explained(dtype: str) -> Graph:
-    """Returns the graph behind ``maxconv.explain_choice`` on a GPU."""
-    from max.graph import DeviceRef
-
-    return explain_graph(dtype, DeviceRef.GPU())
-
 
 def bridge(which: str) -> Graph:
     """Returns a graph of ``tests/gpu/bridge.py``: ``custom_op`` or ``block``."""
@@ -39,7 +30,6 @@ def bridge(which: str) -> Graph:
 GRAPHS = {
     "attention": network.attention,
     "bridge": bridge,
-    "explain": explained,
     "every": network.every_fusion,
     "functions": network.functions,
     "fusions": network.fusions,

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 import maxconv
-from maxconv import _explain as explain
 from maxconv._fields import GEOMETRY_LENGTH, SCALARS_LENGTH, Kernel
 from maxconv._graph import op_name
 from maxconv._packing import cast_array
@@ -399,10 +398,9 @@ def fusions(dtype: str) -> Graph:
         TensorType(kind, ("n", "d", "h", "w", 16), gpu),
         TensorType(DType.float32, ("n", "w", 8), gpu),
         TensorType(DType.float8_e4m3fn, ("n", "w", 16), gpu),
-        *explain.operand_types(),
     ]
     with Graph(f"fusions_{dtype}", input_types=types, kernel_library=maxconv.kernel_library()) as g:
-        image, residual, volume, signal, small, *asked = (value.tensor for value in g.inputs)
+        image, residual, volume, signal, small = (value.tensor for value in g.inputs)
         dense = _integers(3, 3, 64, 64)
         depthwise = _integers(1, 3, 3, 1, 16)
         g.output(
@@ -416,7 +414,6 @@ def fusions(dtype: str) -> Graph:
             maxconv.conv1d(
                 small, _integers(3, 1, 16), groups=16, out_dtype=DType.float16, config="grouped"
             ),
-            *explain.explain_op(asked, dtype, gpu),
         )
     return g
 

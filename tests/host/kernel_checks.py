@@ -56,7 +56,7 @@ def dot_kernels(*dtypes: str, features: set[str] | None = None) -> list[str]:
 def build(source: str, folder: Path, *options: str) -> Path:
     """Compiles a program of ``tests/mojo`` against the package's own Mojo source."""
     program = folder / source
-    include = str(library.OPERATIONS.parent)
+    include = str(library.import_folder())
     built = library.run_mojo(
         *("build", "-I", include, "-I", str(PROGRAMS), str(PROGRAMS / f"{source}.mojo")),
         *(*options, "-o", str(program)),

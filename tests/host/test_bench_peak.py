@@ -43,6 +43,7 @@ def expected(dtype: str, features: set[str] | None) -> str:
 
 
 # Linux alone says what there is.
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="features are read from /proc/cpuinfo")
 @pytest.mark.parametrize("features", [None, "", "avx512_bf16,avx512_vnni"])
 def test_the_unit_is_that_of_the_kernel(features: str | None) -> None:

@@ -1,6 +1,6 @@
 """What dispatch says that it would choose: on this machine's CPU, and on GPUs that are not here.
 
-One graph of bfloat16 answers all of it.
+One library of bfloat16 answers all of it.
 """
 
 from __future__ import annotations
@@ -11,27 +11,22 @@ import platform
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from tests.host.kernel_checks import dot_kernels
 
 from maxconv import _cli as cli
-from maxconv import _explain
 from maxconv._explain import DEVICES, explain_choice
 from maxconv._fields import CPU_KERNELS, GPU_KERNELS, Kernel, Layout, encode_scalars
-from maxconv._library import kernel_library, library_path
 from maxconv._library_files import Family
 from maxconv._native import Call, GpuTarget, _likely_kernel, chooser
 from maxconv._problem import ConvProblem
 from maxconv._problems import find_problem, load_problems, parse_problem
 from maxconv._targets import BLACKWELL, HOPPER, TARGETS
 
-if TYPE_CHECKING:
-    from max.engine import InferenceSession, Model
-
 BFLOAT16 = Family("bfloat16", "bfloat16", "bfloat16", scaled=False)
-TYPES_OF_8_BITS = ["int8", "float8_e5m2", "float8_e4m3fn"]
+TYPES_OF_8_BITS = ["int8", "uint8", "float8_e5m2", "float8_e4m3fn"]
 HERE = [device for device in DEVICES if device != "gpu"]
 
 
@@ -342,22 +337,6 @@ def test_threads_store_any_number_of_filters() -> None:
         assert chosen == kernel and words in reason, reason
 
 
-@pytest.fixture(scope="module")
-def models_of_8_bits(session: InferenceSession) -> dict[str, Model]:
-    """The graphs that ask about types of 8 bits, by type, compiled in one go: it takes as long as
-    to compile one."""
-    from max.graph import DeviceRef, Graph, Module
-
-    module = Module()
-    for dtype in TYPES_OF_8_BITS:
-        types = _explain.operand_types()
-        library = kernel_library()
-        with Graph(dtype, input_types=types, kernel_library=library, module=module) as graph:
-            values = [value.tensor for value in graph.inputs]
-            graph.output(*_explain.explain_op(values, dtype, DeviceRef.CPU()))
-    return session.load_all(module, custom_extensions=[library_path()])
-
-
 def assert_interleaved() -> None:
     """The layout that `dp4a` takes, on any GPU, and no other kernel."""
     blocks: dict[str, Any] = {"dtype": "int8", "layout": "NC/4HW4"}
@@ -384,16 +363,16 @@ def assert_interleaved() -> None:
 
 @pytest.mark.extended
 @pytest.mark.parametrize("dtype", TYPES_OF_8_BITS)
-def test_types_of_8_bits(
-    dtype: str, models_of_8_bits: dict[str, Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_explain, "_model", lambda dtype, device: models_of_8_bits[dtype])
+def test_types_of_8_bits(dtype: str) -> None:
     problem = find_problem("resnet50.conv2_3x3").problem
     chosen, reason = explain_choice(problem, dtype=dtype, device="sm_100a")
     assert chosen == "sm100", reason
     assert explain_choice(problem, dtype=dtype, device=HOPPER)[0] == "sm90"
     if dtype == "float8_e4m3fn":
         assert explain_choice(problem, dtype=dtype, device="sm_80")[0] == "implicit_gemm"
+        return
+    if dtype == "uint8":
+        assert explain_choice(problem, dtype=dtype, device="sm_80")[0] == "sm80"
         return
     if dtype == "int8":
         # Where TMA takes no pixels, and groups of any width, as no CUDA core's kernel takes it.
@@ -584,7 +563,8 @@ def test_doctor_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{'why':9} {reason}" in lines
 
 
-def test_the_library_chooses_what_the_op_does() -> None:
+@pytest.mark.extended
+def test_the_library_chooses_what_is_explained() -> None:
     """PyTorch's calls ask a library of their own."""
     choose = chooser(BFLOAT16).choose
     problems = {name: named.problem for name, named in load_problems().items()}
@@ -625,6 +605,7 @@ def test_what_is_built_while_the_choice_is(
     assert _likely_kernel(BFLOAT16, place, call) is kernel
 
 
+@pytest.mark.extended
 def test_kernels_that_may_be_chosen() -> None:
     kernels = chooser(BFLOAT16).kernels
     anywhere = [Kernel.DEPTHWISE, Kernel.GROUPED]

@@ -214,7 +214,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
         )
     questions.write_text("\n".join(lines))
     source = str(ROOT / "tests" / "mojo" / "needed_kernels.mojo")
-    built = library.run_mojo("build", "-I", str(ROOT), source, "-o", str(program))
+    built = library.run_mojo(
+        "build", "-I", str(library.import_folder()), source, "-o", str(program)
+    )
     assert built.returncode == 0, built.stderr
     finished = subprocess.run(
         [str(program), str(questions)], capture_output=True, text=True, check=True

@@ -43,7 +43,7 @@ class Candidate:
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((), id="narrow"),
+        pytest.param((), id="narrow", marks=pytest.mark.extended),
         pytest.param(("WIDE",), id="wide", marks=pytest.mark.extended),
     ],
 )

@@ -68,6 +68,12 @@ class Case:
         return math.prod(self.per_axis("filter")) * self.channels
 
     @functools.cached_property
+    def products(self) -> int:
+        """About how many a convolution multiplies."""
+        pixels = math.prod(self.input[:-1]) // math.prod(self.per_axis("stride"))
+        return pixels * self.depth * int(self.entry["filters"])
+
+    @functools.cached_property
     def arrays(self) -> dict[str, Array]:
         """Input, filter and bias as the graph takes them, with results of size about 1."""
         rng = np.random.default_rng(list(self.name.encode()))

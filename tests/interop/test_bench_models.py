@@ -222,6 +222,7 @@ def test_the_distance_is_a_share_of_the_largest_output() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 def test_every_way_on_a_cpu() -> None:
     kept: list[int] = []
     whole = source(

@@ -148,7 +148,9 @@ def test_epilogue(activation: Any) -> None:
     close(actual, expected, size + residual.abs(), 150)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.extended)]
+)
 def test_half_precision(dtype: torch.dtype) -> None:
     x, w, b = (t.to(dtype) for t in (draw(2, 24, 9, 8, seed=1), draw(17, 24, 3, 3) / 8, draw(17)))
     for input, bias in ((x, b), (last(x), None)):
@@ -163,6 +165,7 @@ def test_half_precision(dtype: torch.dtype) -> None:
     close(module(x, residual), exact, size + residual.abs(), 220)
 
 
+@pytest.mark.extended
 def test_float32_bias_of_bfloat16() -> None:
     x, w, b = draw(2, 6, 20).bfloat16(), draw(5, 6, 3).bfloat16(), draw(5) / 3
     check(1, mt.conv1d(x, w, b, 2), x, w, b, 2)

@@ -14,7 +14,13 @@ from maxconv.torch import _op  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-CONVOLUTIONS = [case for case in CASES if case.kind == "convolutions"]
+LARGE = 300_000_000
+"""Products, of which the float64 reference takes many seconds."""
+CONVOLUTIONS = [
+    pytest.param(case, marks=pytest.mark.extended) if case.products > LARGE else case
+    for case in CASES
+    if case.kind == "convolutions"
+]
 
 
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=lambda case: case.name)
