@@ -19,9 +19,6 @@ from maxconv._fields import BLOCKS, Activation, Layout
 from maxconv._problem import ConvProblem
 from maxconv._problems import load_problems
 
-# The graphs of tests/interop/test_interleave_cpu.py run these kernels in every run of the tests.
-pytestmark = pytest.mark.extended
-
 Placed = tuple[int, bool]
 """Channels of a block, or 0 for channels last, and whether images are neighbours."""
 

@@ -166,7 +166,7 @@ def build(name: str, module: Module | None = None) -> Graph:
     return graph
 
 
-GRAPHS = {"interleave_cpu": Source(build, lambda: {"blocks": array_of_krsc(FILTER, 16)})}
+EXTENDED = {"interleave_cpu": Source(build, lambda: {"blocks": array_of_krsc(FILTER, 16)})}
 
 
 def sums_of(x: Array, krsc: Array) -> npt.NDArray[np.float64]:
@@ -183,7 +183,8 @@ def sums_of(x: Array, krsc: Array) -> npt.NDArray[np.float64]:
     )
 
 
-def test_integers_in_blocks(models: dict[str, Model], rng: np.random.Generator) -> None:
+@pytest.mark.extended
+def test_integers_in_blocks(further_models: dict[str, Model], rng: np.random.Generator) -> None:
     from max.driver import Buffer
     from max.dtype import DType
 
@@ -195,7 +196,7 @@ def test_integers_in_blocks(models: dict[str, Model], rng: np.random.Generator) 
     bits = Buffer.from_numpy(float32_to_bfloat16(half)).view(DType.bfloat16)
     found = iter(
         output.to_numpy()
-        for output in models["interleave_cpu"].execute(
+        for output in further_models["interleave_cpu"].execute(
             x, unsigned, colours, residual, bits, array_of_krsc(FILTER, 16)
         )
     )

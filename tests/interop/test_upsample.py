@@ -211,18 +211,18 @@ def build(name: str, module: Module) -> Graph:
     return graph
 
 
-GRAPHS = {"upsample": Source(build, lambda: WEIGHTS)}
+EXTENDED = {"upsample": Source(build, lambda: WEIGHTS)}
 
 Run = Callable[..., dict[str, Array]]
 
 
 @pytest.fixture(scope="module")
-def run(models: dict[str, Model]) -> Run:
+def run(further_models: dict[str, Model]) -> Run:
     """Runs the graph; returns the outputs by the name of the case."""
 
     def execute(**changes: Array) -> dict[str, Array]:
         inputs = {**INPUTS, **changes}
-        outputs = models["upsample"].execute(*inputs.values())
+        outputs = further_models["upsample"].execute(*inputs.values())
         found = (output.to_numpy() for output in outputs)
         return dict(zip((*CASES, *OTHERS), found, strict=True))
 
@@ -246,12 +246,14 @@ def check(found: Array, expected: Floats) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=150 * 40 * 2.0**-24 / 2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", CASES)
 def test_results(results: dict[str, Array], name: str) -> None:
     case = CASES[name]
     check(results[name], case.expected(INPUTS[case.x]))
 
 
+@pytest.mark.extended
 def test_other_sizes_through_the_same_graph(run: Run) -> None:
     changes = {"x": draw(1, 12, 3, 6), "x1": draw(2, 4, 6), "x3": draw(2, 2, 3, 4, 6)}
     found = run(**changes)
@@ -259,12 +261,14 @@ def test_other_sizes_through_the_same_graph(run: Run) -> None:
         check(found[name], case.expected(changes[case.x]))
 
 
+@pytest.mark.extended
 def test_empty_batches(run: Run, results: dict[str, Array]) -> None:
     found = run(x=draw(0, 7, 10, 6), x1=draw(0, 9, 6), x3=draw(0, 3, 4, 5, 6))
     for name, full in results.items():
         assert found[name].shape == (0, *full.shape[1:])
 
 
+@pytest.mark.extended
 def test_what_else_a_call_may_have(results: dict[str, Array]) -> None:
     x = INPUTS["x"]
     plain = Case(W, 2, 1, arguments={"bias": BIAS}).expected(x)
