@@ -16,6 +16,7 @@ from .._problems import (
     parse_padding,
     parse_problem,
 )
+from .heron import OPERATORS, convolutions_of
 from .space import Space
 
 __all__ = ["SUITES", "Asked", "add_arguments", "asked_of", "asks_any", "say_left_out", "spaces_of"]
@@ -43,6 +44,7 @@ def _networks() -> list[tuple[str, ConvProblem]]:
 SUITES: Mapping[str, Callable[[], list[tuple[str, ConvProblem]]]] = {
     "problems": _problems,
     "networks": _networks,
+    "heron": convolutions_of,
 }
 
 
@@ -51,8 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--suite",
         choices=tuple(SUITES),
-        help="all of problems.yaml, or all that real networks convolve (networks.yaml); those that "
-        "the target cannot take are named and left out",
+        help="all of problems.yaml, all that real networks convolve (networks.yaml), or the "
+        "operators that Heron was evaluated on; those that the target cannot take are named and "
+        "left out",
+    )
+    parser.add_argument(
+        "--operator",
+        nargs="+",
+        choices=tuple(OPERATORS),
+        default=[],
+        help="with --suite heron: of its operators these alone",
     )
 
 
@@ -77,8 +87,11 @@ def asked_of(args: argparse.Namespace) -> list[Asked]:
             groups=args.groups,
         )
         found.append(Asked(text, problem))
+    if args.operator and args.suite != "heron":
+        raise ValueError("--operator: it goes with --suite heron, which has operators")
     if args.suite is not None:
-        found += [Asked(name, problem, optional=True) for name, problem in SUITES[args.suite]()]
+        listed = convolutions_of(args.operator) if args.operator else SUITES[args.suite]()
+        found += [Asked(name, problem, optional=True) for name, problem in listed]
     if not found:
         raise ValueError("problem: none is given; name one or a --suite, or write one with --conv")
     return _distinct(found)
