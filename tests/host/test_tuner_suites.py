@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_what_is_asked_for_comes_once_and_in_order() -> None:
     # A shape that has two names is searched once.
     every = [entry.problem for entry in network_problems()]
     assert len(asked("--suite", "networks")) == len({tuple(p.numbers()) for p in every})
-    with pytest.raises(ValueError, match="problem: none is given; name one or a --suite, or"):
+    with pytest.raises(ValueError, match="problem: none is given; name one, a --suite or a"):
         asked()
 
 
@@ -112,6 +112,7 @@ def test_the_command_searches_each_with_its_own_budget(
     with Records(path, this_environment()) as records:
         for measurer in measured:
             assert len(records.of(measurer.space)) == 7
+    assert re.search(r"^2 layers: [\d.]+ ms by dispatch, [\d.]+ ms with what", printed.out, re.M)
     rows = read_table(tmp_path / "tuned.yaml")
     assert {row.problem for row in rows} == {tuple(m.space.problem.numbers()) for m in measured}
 
@@ -161,31 +162,25 @@ def test_ctrl_c_keeps_all_that_was_found(
     assert len(made) == 2
 
 
-def _raise(error: BaseException) -> Callable[..., bool]:
-    def search(*_: Any) -> bool:
-        raise error
-
-    return search
-
-
 def test_a_workload_that_cannot_be_measured_does_not_end_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    space = open_space(parse_problem("1x9x9x32:32x3x3"), "cpu", units=1)
     searched: list[str] = []
 
-    def search(told: str, _: Any) -> bool:
+    def search(told: str, name: str) -> bool:
         searched.append(told)
-        if told.endswith("bad"):
+        if name == "bad":
             raise WorkerError("crashed: its process ended")
+        if name == "interrupted":
+            raise KeyboardInterrupt
         return False
 
-    spaces = {"bad": space, "good": space}
-    assert search_all(spaces, search, optional=spaces) == 1
+    names = ["bad", "good"]
+    assert search_all(names, search, optional=names) == 1
     assert searched == ["[1/2] bad", "[2/2] good"]
     assert capsys.readouterr().err == "bad: failed: crashed: its process ended\n"
-    with pytest.raises(ValueError, match="too large"):
-        search_all(spaces, _raise(ValueError("too large")))
-    # Interrupted while it confirmed.
-    assert search_all({"one": space}, _raise(KeyboardInterrupt())) == 130
-    assert "one: interrupted; --records has its rounds" in capsys.readouterr().err
+    with pytest.raises(WorkerError, match="crashed"):
+        search_all(names, search)
+    # While it confirmed, say.
+    assert search_all(["interrupted"], search) == 130
+    assert "interrupted: interrupted; --records has its rounds" in capsys.readouterr().err

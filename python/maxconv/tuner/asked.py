@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .._problem import ConvProblem
 from .._problems import (
@@ -17,6 +17,7 @@ from .._problems import (
     parse_problem,
 )
 from .heron import OPERATORS, convolutions_of
+from .models import layers_of
 from .space import Space
 
 __all__ = ["SUITES", "Asked", "add_arguments", "asked_of", "asks_any", "say_left_out", "spaces_of"]
@@ -30,6 +31,8 @@ class Asked:
     problem: ConvProblem
     optional: bool = False
     """Whether it is left out where the target cannot take it: what a person named is not."""
+    count: int = 1
+    """How many layers of what was asked for are it."""
 
 
 def _problems() -> list[tuple[str, ConvProblem]]:
@@ -64,11 +67,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="with --suite heron: of its operators these alone",
     )
+    parser.add_argument(
+        "--model",
+        metavar="PACKAGE:NAME",
+        help="all that a model convolves, each once, what takes it longest first: "
+        "torchvision:resnet50, or another that `maxconv bench --models` knows",
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, metavar="N", help="with --model: of its input; by default 1"
+    )
 
 
 def asks_any(args: argparse.Namespace) -> bool:
     """Returns whether a command line asks for any convolution."""
-    return bool(args.problems or args.conv or args.suite)
+    return bool(args.problems or args.conv or args.suite or args.model)
 
 
 def asked_of(args: argparse.Namespace) -> list[Asked]:
@@ -92,16 +104,36 @@ def asked_of(args: argparse.Namespace) -> list[Asked]:
     if args.suite is not None:
         listed = convolutions_of(args.operator) if args.operator else SUITES[args.suite]()
         found += [Asked(name, problem, optional=True) for name, problem in listed]
+    if args.model is not None:
+        found += _layers(args.model, args.batch)
     if not found:
-        raise ValueError("problem: none is given; name one or a --suite, or write one with --conv")
+        raise ValueError(
+            "problem: none is given; name one, a --suite or a --model, or write one with --conv"
+        )
     return _distinct(found)
 
 
+def _layers(model: str, batch: int) -> list[Asked]:
+    """Returns a model's convolutions; says which of its layers are none that can be tuned."""
+    layers = layers_of(model, batch)
+    say_left_out({each.name: each.reason for each in layers if each.problem is None}, len(layers))
+    found = [
+        Asked(each.name, each.problem, optional=True, count=each.count)
+        for each in layers
+        if each.problem is not None
+    ]
+    if not found:
+        raise ValueError(f"--model: {model} convolves nothing that can be tuned")
+    return found
+
+
 def _distinct(found: Sequence[Asked]) -> list[Asked]:
-    """Leaves out what was asked for before, under any name."""
+    """Joins what was asked for several times, under any name: the first name counts."""
     first: dict[tuple[int, ...], Asked] = {}
     for asked in found:
-        first.setdefault(tuple(asked.problem.numbers()), asked)
+        key = tuple(asked.problem.numbers())
+        known = first.get(key)
+        first[key] = asked if known is None else replace(known, count=known.count + asked.count)
     return list(first.values())
 
 

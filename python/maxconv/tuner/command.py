@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import platform
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .._doctor import versions
@@ -20,7 +21,7 @@ from .measure.base import Configuration
 from .records import Environment, Records
 from .search import SEARCHES
 from .session import Result, tune
-from .several import reports, search_all
+from .several import Totals, reports, search_all
 from .space import TARGET_NAMES, Space, configuration, named, open_space
 from .table import Confirmation, change_table, configuration_in
 
@@ -126,10 +127,7 @@ def run(args: argparse.Namespace) -> int:
         records = None
         if args.records is not None:
             records = stack.enter_context(Records(args.records, this_environment()))
-        optional = {each.name for each in asked if each.optional}
-        return search_all(
-            spaces, lambda name, space: _searched(name, space, args, records), optional
-        )
+        return _search(asked, spaces, args, records)
 
 
 def this_environment() -> Environment:
@@ -174,13 +172,29 @@ def _known(space: Space) -> Configuration | None:
     return configuration_in(read_table(path), space, this_device())
 
 
-def _searched(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> bool:
-    """Searches one space, and says and keeps what it found; returns whether Ctrl-C ended it."""
-    result = _tuned(name, space, args, records)
-    print(_line(name, space, result), flush=True)
-    if result.confirmation is not None and not args.no_table:
-        print(f"{name}: {_tabled(result.confirmation)}", flush=True)
-    return result.interrupted
+def _search(
+    asked: Sequence[asking.Asked],
+    spaces: Mapping[str, Space],
+    args: argparse.Namespace,
+    records: Records | None,
+) -> int:
+    """Searches spaces; says and keeps what is found in each. Returns the exit status."""
+    counts = {each.name: each.count for each in asked}
+    totals = Totals()
+
+    def search(told: str, name: str) -> bool:
+        result = _tuned(told, spaces[name], args, records)
+        layers = f" x{counts[name]}" if counts[name] > 1 else ""
+        print(_line(told + layers, spaces[name], result), flush=True)
+        if result.confirmation is not None and not args.no_table:
+            print(f"{told}: {_tabled(result.confirmation)}", flush=True)
+        totals.add(result, counts[name])
+        return result.interrupted
+
+    status = search_all(list(spaces), search, {each.name for each in asked if each.optional})
+    if totals.layers > 1:
+        print(totals)
+    return status
 
 
 def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> Result:

@@ -21,7 +21,8 @@ import numpy.typing as npt
 import yaml
 
 from .._arguments import ConvArguments
-from .._phases import AxisPhase, split_axes
+from .._checks import spatial_tuple
+from .._phases import AxisPhase, AxisSplit, split_axes
 from .._problem import ConvProblem
 
 __all__ = [
@@ -117,16 +118,19 @@ class TransposedConvolution(Operator):
     input: Sequence[int]
     filters: int
     filter: Sequence[int]
-    stride: int = 1
-    padding: int = 0
-    output_padding: int = 0
+    stride: int | tuple[int, ...] = 1
+    padding: int | tuple[int, ...] = 0
+    dilation: int | tuple[int, ...] = 1
+    output_padding: int | tuple[int, ...] = 0
 
     @functools.cached_property
-    def _axes(self) -> Any:
+    def _axes(self) -> tuple[AxisSplit, ...]:
+        rank = len(self.filter)
         arguments = ConvArguments.read(
-            len(self.filter), stride=self.stride, dilation=1, padding=self.padding
+            rank, stride=self.stride, dilation=self.dilation, padding=self.padding
         )
-        return split_axes(self.filter, arguments, (self.output_padding,) * len(self.filter))
+        more = spatial_tuple("output_padding", self.output_padding, rank)
+        return split_axes(self.filter, arguments, more)
 
     @property
     def _phases(self) -> list[tuple[AxisPhase, ...]]:

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from .measure.cpu import WorkerError
-from .session import Progress
-from .space import Space
+from .session import Progress, Result
 
-__all__ = ["INTERRUPTED", "reports", "search_all"]
+__all__ = ["INTERRUPTED", "Totals", "reports", "search_all"]
 
 #: The exit status after Ctrl-C, as shells have it.
 INTERRUPTED = 130
 
 
 def search_all(
-    spaces: Mapping[str, Space],
-    search: Callable[[str, Space], bool],
-    optional: Collection[str] = (),
+    names: Sequence[str], search: Callable[[str, str], bool], optional: Collection[str] = ()
 ) -> int:
-    """Searches spaces in order; returns the exit status.
+    """Searches convolutions in order; returns the exit status.
 
     Args:
-        spaces: By name.
-        search: Searches a space, keeps what it finds, and returns whether Ctrl-C ended it. Of
-            several spaces the name that it is given says which of them this is.
+        names: Theirs.
+        search: Searches one, keeps what it finds, and returns whether Ctrl-C ended it. It is given
+            what to call it, which of several says which it is, and its name.
         optional: Names of those that may fail without ending the others: they are named at the end,
             and the status is 1.
 
     Raises:
-        ValueError: A space that is not optional cannot be measured.
+        ValueError: One that is not optional cannot be measured.
     """
     failed: dict[str, str] = {}
-    for number, (name, space) in enumerate(spaces.items(), start=1):
-        told = name if len(spaces) == 1 else f"[{number}/{len(spaces)}] {name}"
+    for number, name in enumerate(names, start=1):
+        told = name if len(names) == 1 else f"[{number}/{len(names)}] {name}"
         try:
-            stopped = search(told, space)
+            stopped = search(told, name)
         except KeyboardInterrupt:
             _say(f"{told}: interrupted; --records has its rounds")
             stopped = True
@@ -47,12 +45,37 @@ def search_all(
             failed[name] = str(error)
             continue
         if stopped:
-            if len(spaces) > 1:
-                _say(f"interrupted: {len(spaces) - number} of {len(spaces)} are not searched")
+            if len(names) > 1:
+                _say(f"interrupted: {len(names) - number} of {len(names)} are not searched")
             return INTERRUPTED
     for name, reason in failed.items():
         _say(f"{name}: failed: {reason}")
     return int(bool(failed))
+
+
+@dataclass
+class Totals:
+    """What all layers take together, before and after, of what was confirmed."""
+
+    before: float = 0.0
+    """Seconds with what dispatch chooses."""
+    after: float = 0.0
+    """Seconds where each that a gain was confirmed of has its best configuration."""
+    layers: int = 0
+
+    def add(self, result: Result, count: int) -> None:
+        """Counts the result of a convolution that so many layers are."""
+        confirmed = result.confirmation
+        if confirmed is not None:
+            self.layers += count
+            self.before += count * confirmed.before
+            self.after += count * (confirmed.after if confirmed.holds else confirmed.before)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} layers: {self.before * 1e3:.2f} ms by dispatch, {self.after * 1e3:.2f} "
+            f"ms with what was found, {self.before / self.after:.3f}x"
+        )
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def those_of_hopper(asked: Sequence[Asked]) -> tuple[list[Measured], dict[str, s
         elif each.optional and (kernel := kernel_of(each.problem)) is not Kernel.SM90:
             left_out[each.name] = f"dispatch gives it to {kernel.name.lower()}"
         else:
-            found.append(measured(each.name, each.problem))
+            found.append(measured(each.name, each.problem, each.count))
     if not found:
         raise ValueError(f"all {len(left_out)} convolutions are left out: sm90 runs none of them")
     return found, left_out
