@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
 from maxconv.tuner.measure import Measurer, Outcome
 from maxconv.tuner.measure.base import DISPATCHED, Configuration
+from maxconv.tuner.measure.cuts import CutRequest, measure_cuts
 from maxconv.tuner.solver import Solver
 from maxconv.tuner.space import Space, configuration
 
@@ -47,3 +50,18 @@ class FakeMeasurer(Measurer):
     def seconds(self, values: Configuration) -> float:
         """Seconds of a configuration: the fewer, the nearer it is to 3 tiles of 4 rows."""
         return 1e-3 * (1 + abs(values["tiles"] - 3) + abs(values["tile_rows"] - 4))
+
+
+#: The variable that names the configuration that ``deadly_cuts`` ends its process for.
+DEADLY = "MAXCONV_TEST_DEADLY"
+
+
+def deadly_cuts(
+    request: CutRequest,
+    configurations: Sequence[Configuration],
+    incumbent: Configuration | None = None,
+) -> list[Outcome]:
+    """Measures, or ends the process where one of the configurations is the one of ``DEADLY``."""
+    if json.loads(os.environ[DEADLY]) in [dict(values) for values in configurations]:
+        os.abort()
+    return measure_cuts(request, configurations, incumbent)

@@ -19,6 +19,7 @@ from maxconv.tuner.command import this_environment
 from maxconv.tuner.gpu.problems import kernel_of, those_of_hopper
 from maxconv.tuner.measure.cpu import WorkerError
 from maxconv.tuner.records import Records
+from maxconv.tuner.search import SEARCHES, RandomSearch
 from maxconv.tuner.several import search_all
 from maxconv.tuner.space import open_space
 
@@ -115,6 +116,28 @@ def test_the_command_searches_each_with_its_own_budget(
     assert re.search(r"^2 layers: [\d.]+ ms by dispatch, [\d.]+ ms with what", printed.out, re.M)
     rows = read_table(tmp_path / "tuned.yaml")
     assert {row.problem for row in rows} == {tuple(m.space.problem.numbers()) for m in measured}
+
+
+def test_the_cost_model_is_given_what_was_measured_before(
+    measured: list[FakeMeasurer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    given: list[list[tuple[tuple[int, ...], int]]] = []
+
+    def make(space: Any, seed: int, others: Any) -> RandomSearch:
+        told = [(tuple(s.space.problem.numbers()), len(s.trials)) for s in others]
+        given.append(told)
+        return RandomSearch(space, seed)
+
+    monkeypatch.setitem(SEARCHES, "genetic", make)
+    arguments = ["tune", *TWO, "--units", "1", "--budget", "4", "--no-table"]
+    assert cli.main([*arguments, "--records", str(tmp_path / "r.sqlite")]) == 0
+    first = tuple(parse_problem("1x8x8x16:16x3x3").numbers())
+    # With what dispatch chooses.
+    assert given == [[], [(first, 5)]]
+    # Without records, nothing is known of other problems.
+    given.clear()
+    assert cli.main(arguments) == 0
+    assert given == [[], []]
 
 
 def test_a_suite_names_what_it_leaves_out(

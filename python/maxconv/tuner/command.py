@@ -15,6 +15,7 @@ from .._problem import ConvProblem
 from .._problems import add_geometry
 from .._tuned_table import kernel_versions, read_table, this_device, user_table
 from . import asked as asking
+from .cost import Study
 from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
 from .measure.base import Configuration
@@ -24,6 +25,7 @@ from .session import Result, tune
 from .several import Totals, reports, search_all
 from .space import TARGET_NAMES, Space, configuration, named, open_space
 from .table import Confirmation, change_table, configuration_in
+from .transfer import Transfer
 
 __all__ = ["add_arguments", "run", "this_environment"]
 
@@ -108,17 +110,7 @@ def run(args: argparse.Namespace) -> int:
             "measured in steps: --build, --from, --import"
         )
 
-    def open_one(problem: ConvProblem) -> Space:
-        return open_space(
-            problem,
-            args.target,
-            dtype=args.dtype,
-            out_dtype=args.output,
-            residual=args.residual,
-            units=args.units,
-        )
-
-    spaces, left_out = asking.spaces_of(asked, open_one)
+    spaces, left_out = asking.spaces_of(asked, lambda problem: _opened(problem, args))
     asking.say_left_out(left_out, len(asked))
     if args.show_space:
         print("\n\n".join(f"{name}: {space}" for name, space in spaces.items()))
@@ -128,6 +120,18 @@ def run(args: argparse.Namespace) -> int:
         if args.records is not None:
             records = stack.enter_context(Records(args.records, this_environment()))
         return _search(asked, spaces, args, records)
+
+
+def _opened(problem: ConvProblem, args: argparse.Namespace) -> Space:
+    """Returns the space of a problem as the command line asks for it."""
+    return open_space(
+        problem,
+        args.target,
+        dtype=args.dtype,
+        out_dtype=args.output,
+        residual=args.residual,
+        units=args.units,
+    )
 
 
 def this_environment() -> Environment:
@@ -181,11 +185,16 @@ def _search(
     """Searches spaces; says and keeps what is found in each. Returns the exit status."""
     counts = {each.name: each.count for each in asked}
     totals = Totals()
+    # The cost model of the others would not read it.
+    transfer = Transfer(records) if records is not None and args.search == "genetic" else None
 
     def search(told: str, name: str) -> bool:
-        result = _tuned(told, spaces[name], args, records)
+        space, others = spaces[name], list[Study]()
+        if transfer is not None:
+            others = transfer.studies(space, lambda problem: _opened(problem, args))
+        result = _tuned(told, space, args, records, others)
         layers = f" x{counts[name]}" if counts[name] > 1 else ""
-        print(_line(told + layers, spaces[name], result), flush=True)
+        print(_line(told + layers, space, result), flush=True)
         if result.confirmation is not None and not args.no_table:
             print(f"{told}: {_tabled(result.confirmation)}", flush=True)
         totals.add(result, counts[name])
@@ -197,9 +206,15 @@ def _search(
     return status
 
 
-def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> Result:
+def _tuned(
+    name: str,
+    space: Space,
+    args: argparse.Namespace,
+    records: Records | None,
+    others: Sequence[Study],
+) -> Result:
     """Searches one space."""
-    search = SEARCHES[args.search](space, args.seed)
+    search = SEARCHES[args.search](space, args.seed, others)
     measurer = CpuMeasurer(space, make=executor_of(args.executor))
     try:
         with reports(name) as report:
