@@ -15,6 +15,7 @@ from .._problem import ConvProblem
 from .._problems import add_geometry
 from .._tuned_table import kernel_versions, read_table, this_device, user_table
 from . import asked as asking
+from . import comparing
 from .cost import Study
 from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
@@ -86,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="search nothing; write what --records has for this machine into a tuned table, by "
         "default your own",
     )
+    comparing.add_arguments(parser)
     gpu.add_arguments(parser)
 
 
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if args.budget < 1:
         raise ValueError(f"--budget: {args.budget} is not positive; at least 1 trial is needed")
     asked = asking.asked_of(args)
-    if not args.show_space and args.target != "cpu":
+    if not args.show_space and args.target != "cpu" and not comparing.asks(args):
         raise ValueError(
             f"--target: {args.target} can be shown with --show-space; cpu is searched, and sm90 "
             "measured in steps: --build, --from, --import"
@@ -115,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
     if args.show_space:
         print("\n\n".join(f"{name}: {space}" for name, space in spaces.items()))
         return 0
+    if comparing.asks(args):
+        return comparing.run(args, spaces, this_environment())
     with contextlib.ExitStack() as stack:
         records = None
         if args.records is not None:
