@@ -10,19 +10,17 @@ that has each, and how often each network has it. Transposed convolutions are le
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxconv.bench.models.catalogue import Source, load_catalogue, resolve
 from maxconv.bench.models.catalogue import build as build_model
+from maxconv.bench.models.traced import Noted, Shape, trace
 
 OUT = Path(__file__).parents[1] / "tests" / "networks.yaml"
 
@@ -172,86 +170,26 @@ NETWORKS = {
 # What they convolve -------------------------------------------------------------------------------
 
 
-class Shape(NamedTuple):
-    """A convolution of a batch of one."""
-
-    input: tuple[int, ...]
-    """``[*spatial, C]``."""
-    filters: int
-    filter: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    padding: tuple[int, ...]
-    """On both sides of each axis."""
-    groups: int
-
-
-@dataclass
-class _Noted(TorchDispatchMode):
-    """Notes the convolutions that run, and the modules that they run in."""
-
-    counts: Counter[Shape] = field(default_factory=Counter)
-    names: dict[Shape, str] = field(default_factory=dict)
-    inside: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        """Notes a convolution, and computes it."""
-        if function is torch.ops.aten.convolution.default:
-            x, weight, _, stride, padding, dilation, transposed, _, groups = args
-            if not transposed:
-                batch, channels, *size = x.shape
-                # Some networks convolve several images of a batch of one at once.
-                assert batch == 1 or len(size) < 3, "a batch that the network made"
-                shape = Shape(
-                    (*size, channels),
-                    weight.shape[0],
-                    tuple(weight.shape[2:]),
-                    tuple(stride),
-                    tuple(dilation),
-                    tuple(padding),
-                    groups,
-                )
-                self.counts[shape] += 1
-                self.names.setdefault(shape, self.inside[-1])
-        return function(*args, **(kwargs or {}))
-
-
-@contextmanager
-def _paths(model: nn.Module, noted: _Noted) -> Iterator[None]:
-    """Keeps the names of the modules that are being called."""
-    handles = []
-    for path, module in model.named_modules():
-
-        def enter(*_: object, path: str = path) -> None:
-            noted.inside.append(path)
-
-        def leave(*_: object) -> None:
-            noted.inside.pop()
-
-        handles.append(module.register_forward_pre_hook(enter))
-        handles.append(module.register_forward_hook(leave))
-    yield
-    for handle in handles:
-        handle.remove()
-
-
-def convolutions(network: Network) -> _Noted:
-    """Runs a network of a batch of one."""
+def convolutions(network: Network) -> Noted:
+    """Runs a network of a batch of one; returns what it convolves, without transposed ones."""
     device = "meta" if network.meta else "cpu"
-    model, noted = network.make().to(device), _Noted()
-    with torch.device(device), torch.no_grad(), _paths(model, noted), noted:
+    model = network.make().to(device)
+    with torch.device(device):
         inputs: list[Tensor] = []
         if network.tokens:
             inputs.append(torch.zeros(1, network.tokens, dtype=torch.long))
         for size in network.inputs:
             inputs.append(torch.zeros(1, *size) if isinstance(size, tuple) else torch.tensor(size))
-        model(*inputs)
-    return noted
+        noted = trace(model, inputs)
+    found = Noted()
+    for shape, count in noted.counts.items():
+        if not shape.transposed:
+            # Some networks convolve several images of a batch of one at once.
+            assert shape.batch == 1 or len(shape.filter) < 3, "a batch that the network made"
+            single = shape._replace(batch=1)
+            found.counts[single] += count
+            found.names.setdefault(single, noted.names[shape])
+    return found
 
 
 # The file -----------------------------------------------------------------------------------------
@@ -278,7 +216,7 @@ def _entry(name: str, shape: Shape, networks: dict[str, int]) -> str:
     return f"  - {_flow({**entry, 'in': networks})}"
 
 
-def render(found: dict[str, _Noted]) -> str:
+def render(found: dict[str, Noted]) -> str:
     """Returns the file's text."""
     names: dict[Shape, str] = {}
     for network, noted in found.items():

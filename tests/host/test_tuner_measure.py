@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import time
@@ -22,7 +21,7 @@ from maxconv._packing import bfloat16_to_float32
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
 from maxconv.tuner.command import this_environment
-from maxconv.tuner.measure import CpuMeasurer, Measurer, Outcome, Protocol, executor_of
+from maxconv.tuner.measure import CpuMeasurer, Measurer, Outcome, Protocol
 from maxconv.tuner.measure.base import DISPATCHED, Configuration, summarize
 from maxconv.tuner.measure.cpu import Worker, WorkerError
 from maxconv.tuner.measure.cuts import CutRequest, choose_cut, measure_cuts
@@ -196,25 +195,6 @@ def test_work_goes_to_the_executor_that_is_passed() -> None:
         CpuMeasurer(open_space(parse_problem("1x9x9x64:64x3x3"), "sm90"))
     with pytest.raises(ValueError, match="residual: spaces without one are measured"):
         CpuMeasurer(open_space(PROBLEMS[1], "cpu", residual=True))
-
-
-@pytest.mark.extended
-def test_a_dask_cluster_of_two_workers_measures() -> None:
-    made: Any = importlib.import_module("distributed").LocalCluster
-    space = open_space(PROBLEMS[0], "cpu", units=1)
-    with made(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
-        address = cluster.scheduler_address.replace("tcp://", "dask://")
-        measurer = CpuMeasurer(space, QUICK, executor_of(address))
-        choice = measurer.choice()
-        outcomes = measurer.measure(drawn(space, 8), choice)
-        assert [outcome.error for outcome in outcomes] == [None] * 8
-        measurer.close()
-
-
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:8786", "dask://", "127.0.0.1"])
-def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(ValueError, match="is no address; dask://HOST:PORT of a scheduler"):
-        executor_of(address)
 
 
 class Formula(Measurer):

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from maxconv import _cli as cli
+from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
 from maxconv.tuner import records as recording
 from maxconv.tuner.cost import CostModel, CostSettings, Study
@@ -26,6 +27,7 @@ from maxconv.tuner.search.random import RandomSearch, RandomSettings
 from maxconv.tuner.search.tpe import Tpe, TpeSettings
 from maxconv.tuner.solver import Solver
 from maxconv.tuner.space import Space, open_space
+from maxconv.tuner.transfer import Transfer
 from maxconv.tuner.trials import Candidate, Trial, best, candidate_of, candidates_of
 
 PROBLEM = parse_problem("1x56x56x64:64x3x3", padding=1)
@@ -178,6 +180,51 @@ def test_the_cost_model_learns_from_trials_and_from_other_problems(gpu: Space) -
         CostModel(open_space(PROBLEM, "sm100"), 1, others=[Study(gpu, trials)])
 
 
+def test_other_problems_teach_before_the_first_trial(gpu: Space) -> None:
+    """What fails elsewhere is unlikely here, and what is fast elsewhere is proposed first."""
+    candidates = candidates_of(gpu, Solver(gpu.model, 6).samples(130))
+
+    def fails(candidate: Candidate) -> bool:
+        return candidate.values["consumers"] == 1
+
+    trials = [
+        Trial(each, None, error="it crashed") if fails(each) else Trial(each, seconds(each))
+        for each in candidates
+    ]
+    assert 20 < sum(fails(each) for each in candidates) < 110
+    other = open_space(parse_problem("1x28x28x128:128x3x3", padding=1), "sm90")
+    model = CostModel(other, 1, others=[Study(gpu, trials)])
+    model.fit([])
+    theirs = candidates_of(other, Solver(other.model, 7).samples(60))
+    chances = model.valid(theirs)
+    bad = np.array([fails(each) for each in theirs])
+    assert chances[bad].max() < 0.5 < chances[~bad].min()
+    assert "block_tile_shape.m" in model.key_variables(3)
+
+
+def test_records_of_other_problems_are_read_nearest_first(tmp_path: Path) -> None:
+    def opened(problem: ConvProblem, dtype: str = "float32") -> Space:
+        return open_space(problem, "cpu", dtype=dtype, units=1)
+
+    near = parse_problem("1x28x28x64:64x3x3", padding=1)
+    far = parse_problem("1x7x7x512:512x1x1")
+    own = opened(parse_problem("1x28x28x64:128x3x3", padding=1))
+    with Records(tmp_path / "r.sqlite", HERE) as records:
+        for space in (opened(far), opened(near), own, opened(near, "bfloat16")):
+            drawn = candidates_of(space, Solver(space.model, 1).samples(3))
+            trials = [Trial(drawn[0], 1e-3), Trial(drawn[1], None, error="it hung")]
+            records.write(space, trials, search="random", seed=1)
+        found = Transfer(records).studies(own, opened)
+        assert [study.space.problem.filters for study in found] == [64, 512]
+        assert all(study.space.dtype == "float32" for study in found)
+        assert [trial.error for trial in found[0].trials] == [None, "it hung"]
+        [nearest] = Transfer(records, problems=1).studies(own, opened)
+        assert nearest.space.problem.numbers() == near.numbers()
+    elsewhere = Environment("another device", "driver 1", HERE.versions)
+    with Records(tmp_path / "r.sqlite", elsewhere) as records:
+        assert Transfer(records).studies(own, opened) == []
+
+
 def test_failures_teach_what_does_not_run(gpu: Space) -> None:
     candidates = candidates_of(gpu, Solver(gpu.model, 8).samples(120))
 
@@ -314,7 +361,7 @@ def test_a_missing_package_is_told(
     monkeypatch.setattr(importlib, "import_module", missing)
     message = rf"{package} is not installed; pip install 'maxconv\[tune\]'"
     with pytest.raises(ImportError, match=message):
-        SEARCHES[name](cpu, 1)
+        SEARCHES[name](cpu, 1, ())
     capsys.readouterr()
     problem = ["--conv", "1x8x8x16:16x3x3", "--units", "1"]
     assert cli.main(["tune", *problem, "--search", name]) == 1

@@ -5,26 +5,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import platform
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from .._doctor import versions
 from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
 from .._machine import cpu_model
 from .._problem import ConvProblem
-from .._problems import add_geometry, find_problem, parse_integers, parse_padding, parse_problem
+from .._problems import add_geometry
 from .._tuned_table import kernel_versions, read_table, this_device, user_table
+from . import asked as asking
+from . import comparing
+from .cost import Study
 from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
 from .measure.base import Configuration
 from .records import Environment, Records
 from .search import SEARCHES
-from .session import Progress, Result, tune
+from .session import Result, tune
+from .several import Totals, reports, search_all
 from .space import TARGET_NAMES, Space, configuration, named, open_space
 from .table import Confirmation, change_table, configuration_in
+from .transfer import Transfer
 
-__all__ = ["add_arguments", "problems", "run", "this_environment"]
+__all__ = ["add_arguments", "run", "this_environment"]
 
 #: What ``--export`` without a file stands for: the user's own table.
 _OWN = Path()
@@ -41,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="NxSPATIALxC:KxTAPS, channels last: 1x56x56x64:64x3x3; may be repeated",
     )
     add_geometry(parser)
+    asking.add_arguments(parser)
     parser.add_argument("--target", choices=TARGET_NAMES, default="cpu", help="by default cpu")
     parser.add_argument("--dtype", choices=tuple(INPUT_BYTES), help="of activation and filter")
     parser.add_argument("--output", choices=tuple(OUTPUT_BYTES), help="type of the output")
@@ -82,6 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="search nothing; write what --records has for this machine into a tuned table, by "
         "default your own",
     )
+    comparing.add_arguments(parser)
     gpu.add_arguments(parser)
 
 
@@ -99,38 +105,37 @@ def run(args: argparse.Namespace) -> int:
         return gpu.run(args)
     if args.budget < 1:
         raise ValueError(f"--budget: {args.budget} is not positive; at least 1 trial is needed")
-    asked = problems(args)
-    if not args.show_space and args.target != "cpu":
+    asked = asking.asked_of(args)
+    if not args.show_space and args.target != "cpu" and not comparing.asks(args):
         raise ValueError(
             f"--target: {args.target} can be shown with --show-space; cpu is searched, and sm90 "
             "measured in steps: --build, --from, --import"
         )
-    spaces = {
-        name: open_space(
-            problem,
-            args.target,
-            dtype=args.dtype,
-            out_dtype=args.output,
-            residual=args.residual,
-            units=args.units,
-        )
-        for name, problem in asked.items()
-    }
+
+    spaces, left_out = asking.spaces_of(asked, lambda problem: _opened(problem, args))
+    asking.say_left_out(left_out, len(asked))
     if args.show_space:
         print("\n\n".join(f"{name}: {space}" for name, space in spaces.items()))
         return 0
+    if comparing.asks(args):
+        return comparing.run(args, spaces, this_environment())
     with contextlib.ExitStack() as stack:
         records = None
         if args.records is not None:
             records = stack.enter_context(Records(args.records, this_environment()))
-        for name, space in spaces.items():
-            result = _tuned(name, space, args, records)
-            print(_line(name, space, result), flush=True)
-            if result.confirmation is not None and not args.no_table:
-                print(f"{name}: {_tabled(result.confirmation)}", flush=True)
-            if result.interrupted:
-                return 130
-    return 0
+        return _search(asked, spaces, args, records)
+
+
+def _opened(problem: ConvProblem, args: argparse.Namespace) -> Space:
+    """Returns the space of a problem as the command line asks for it."""
+    return open_space(
+        problem,
+        args.target,
+        dtype=args.dtype,
+        out_dtype=args.output,
+        residual=args.residual,
+        units=args.units,
+    )
 
 
 def this_environment() -> Environment:
@@ -144,7 +149,7 @@ def _export(args: argparse.Namespace) -> int:
     """Writes a table from records."""
     if args.target != "cpu":
         raise ValueError(f"--export: --target {args.target} has no tuned table; cpu has one")
-    if args.problems or args.conv:
+    if asking.asks_any(args):
         raise ValueError("--export: it takes all problems of --records; name none")
     if args.records is None or not args.records.is_file():
         raise ValueError(f"--records: {args.records} is no file; --export reads one")
@@ -175,12 +180,48 @@ def _known(space: Space) -> Configuration | None:
     return configuration_in(read_table(path), space, this_device())
 
 
-def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> Result:
+def _search(
+    asked: Sequence[asking.Asked],
+    spaces: Mapping[str, Space],
+    args: argparse.Namespace,
+    records: Records | None,
+) -> int:
+    """Searches spaces; says and keeps what is found in each. Returns the exit status."""
+    counts = {each.name: each.count for each in asked}
+    totals = Totals()
+    # The cost model of the others would not read it.
+    transfer = Transfer(records) if records is not None and args.search == "genetic" else None
+
+    def search(told: str, name: str) -> bool:
+        space, others = spaces[name], list[Study]()
+        if transfer is not None:
+            others = transfer.studies(space, lambda problem: _opened(problem, args))
+        result = _tuned(told, space, args, records, others)
+        layers = f" x{counts[name]}" if counts[name] > 1 else ""
+        print(_line(told + layers, space, result), flush=True)
+        if result.confirmation is not None and not args.no_table:
+            print(f"{told}: {_tabled(result.confirmation)}", flush=True)
+        totals.add(result, counts[name])
+        return result.interrupted
+
+    status = search_all(list(spaces), search, {each.name for each in asked if each.optional})
+    if totals.layers > 1:
+        print(totals)
+    return status
+
+
+def _tuned(
+    name: str,
+    space: Space,
+    args: argparse.Namespace,
+    records: Records | None,
+    others: Sequence[Study],
+) -> Result:
     """Searches one space."""
-    search = SEARCHES[args.search](space, args.seed)
+    search = SEARCHES[args.search](space, args.seed, others)
     measurer = CpuMeasurer(space, make=executor_of(args.executor))
     try:
-        with _reports(name) as report:
+        with reports(name) as report:
             return tune(
                 space,
                 search,
@@ -196,22 +237,6 @@ def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records |
         measurer.close()
 
 
-@contextlib.contextmanager
-def _reports(name: str) -> Iterator[Callable[[Progress], None]]:
-    """Shows how far a search has come on stderr: in one line on a terminal, otherwise in many."""
-    terminal = sys.stderr.isatty()
-    begin, end = ("\r\x1b[K", "") if terminal else ("", "\n")
-
-    def report(progress: Progress) -> None:
-        print(f"{begin}{name}: {progress}", end=end, file=sys.stderr, flush=True)
-
-    try:
-        yield report
-    finally:
-        if terminal:
-            print(begin, end="", file=sys.stderr, flush=True)
-
-
 def _line(name: str, space: Space, result: Result) -> str:
     """Returns a result for people."""
     text = f"{name}: {len(result.trials)} trials; dispatch {result.dispatch * 1e6:.1f} us"
@@ -223,23 +248,3 @@ def _line(name: str, space: Space, result: Result) -> str:
     text += f", best {(result.best.seconds or 0.0) * 1e6:.1f} us, {result.gain:.2f}x"
     fields = named(configuration(space, result.best.candidate.values))
     return f"{text} ({low:.2f} to {high:.2f}); {fields}{stopped}"
-
-
-def problems(args: argparse.Namespace) -> dict[str, ConvProblem]:
-    """Returns the problems that are asked for, by name.
-
-    Raises:
-        ValueError: There is none, or one is none.
-    """
-    found = {name: find_problem(name).problem for name in args.problems}
-    for text in args.conv:
-        found[text] = parse_problem(
-            text,
-            stride=parse_integers("stride", args.stride),
-            dilation=parse_integers("dilation", args.dilation),
-            padding=parse_padding(args.padding),
-            groups=args.groups,
-        )
-    if not found:
-        raise ValueError("problem: none is given; name one, or write one with --conv")
-    return found

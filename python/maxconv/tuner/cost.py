@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ._extra import extra
 from .space import Space
-from .trials import Candidate, Trial, features
+from .trials import Candidate, Trial, feature_names, features
 
 __all__ = ["CostModel", "CostSettings", "Study"]
 
@@ -103,16 +103,15 @@ class CostModel:
                 seconds = trial.seconds
                 times.append((margin, math.nan if seconds is None else math.log(seconds)))
         # Names that this space lacks say nothing about its candidates.
-        own = features(self._space, trials[0].candidate) if trials else {}
-        self._names = sorted(own)
+        self._names = feature_names(self._space)
         self._times = self._validity = None
-        if sum(ran) >= self._settings.least_trials and own:
+        if sum(ran) >= self._settings.least_trials:
             kept = [place for place, good in enumerate(ran) if good]
             data = self._matrix([rows[place] for place in kept])
             data.set_base_margin(np.array([times[place][0] for place in kept]))
             data.set_label(np.array([times[place][1] for place in kept]))
             self._times = self._grow(data, "reg:squarederror")
-        if own and not all(ran) and any(ran):
+        if not all(ran) and any(ran):
             data = self._matrix(rows)
             data.set_label(np.array(ran, np.float64))
             self._validity = self._grow(data, "binary:logistic")

@@ -24,7 +24,7 @@ from .space import Space, configuration
 from .table import Confirmation
 from .trials import Trial, candidate_of
 
-__all__ = ["SCHEMA", "Environment", "Record", "RecordError", "Records"]
+__all__ = ["SCHEMA", "Environment", "Record", "RecordError", "Records", "environments"]
 
 #: The version of the schema; another one's files are not read.
 SCHEMA = 2
@@ -321,6 +321,24 @@ class Records:
             fields["configuration"] = json.loads(fields["configuration"])
             found.append(Record(**fields))
         return found
+
+
+def environments(path: str | os.PathLike[str], target: str) -> list[Environment]:
+    """Returns where the trials of a target in a file were measured, that of most trials first.
+
+    Args:
+        path: The file.
+        target: Of the trials' spaces.
+
+    Raises:
+        RecordError: The file is no file of records, is broken, or has another schema.
+    """
+    query = "SELECT device, driver, versions FROM trials WHERE target = ?"
+    query += " GROUP BY device, versions ORDER BY count(*) DESC"
+    # Whose trials are read does not matter yet.
+    with Records(path, Environment("", "", {})) as records:
+        rows = records._database.execute(query, (target,)).fetchall()
+    return [Environment(device, driver, json.loads(versions)) for device, driver, versions in rows]
 
 
 class _Transaction:

@@ -14,7 +14,7 @@ from .space import Space, configuration
 from .table import Confirmation
 from .trials import Candidate, Trial, best, candidate_of
 
-__all__ = ["DISPATCH", "Progress", "Result", "tune"]
+__all__ = ["DISPATCH", "Progress", "Result", "measure_candidates", "tune"]
 
 #: What records call the search that the kernel has itself.
 DISPATCH = "dispatch"
@@ -124,7 +124,7 @@ def tune(
     started, spent, failed, interrupted = clock(), 0, 0, False
     try:
         while spent < budget and (proposed := search.propose(history)):
-            trials = _measured(measurer, space, proposed[: budget - spent], yardstick)
+            trials = measure_candidates(measurer, space, proposed[: budget - spent], yardstick)
             if records is not None:
                 records.write(space, trials, search=name, seed=seed)
             history += trials
@@ -194,7 +194,7 @@ def _confirmed(
     return Result(winner if faster else None, kernel, confirmation.before, (), False, confirmation)
 
 
-def _measured(
+def measure_candidates(
     measurer: Measurer, space: Space, candidates: Sequence[Candidate], yardstick: float
 ) -> list[Trial]:
     """Measures candidates beside what dispatch chooses.

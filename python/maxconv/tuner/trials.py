@@ -9,7 +9,15 @@ from .model import Assignment, Role
 from .solver import Solver
 from .space import Space
 
-__all__ = ["Candidate", "Trial", "best", "candidate_of", "candidates_of", "features"]
+__all__ = [
+    "Candidate",
+    "Trial",
+    "best",
+    "candidate_of",
+    "candidates_of",
+    "feature_names",
+    "features",
+]
 
 
 @dataclass(frozen=True)
@@ -73,13 +81,23 @@ def candidate_of(space: Space, solver: Solver, configuration: Mapping[str, int])
     return found
 
 
-def features(space: Space, candidate: Candidate) -> dict[str, float]:
-    """Returns the numbers that a cost model sees: solved variables, and the kernel's counts."""
-    found = {
-        name: float(candidate.values[name])
+def feature_names(space: Space) -> list[str]:
+    """Returns the names of ``features``, sorted."""
+    return sorted([*_told(space), *(f"count:{name}" for name in space.judge.counts)])
+
+
+def _told(space: Space) -> list[str]:
+    """Returns the variables whose values say something: those that vary and name no place."""
+    return [
+        name
         for name, variable in space.model.variables.items()
         if variable.role is not Role.PLACE and len(variable.domain) > 1
-    }
+    ]
+
+
+def features(space: Space, candidate: Candidate) -> dict[str, float]:
+    """Returns the numbers that a cost model sees: solved variables, and the kernel's counts."""
+    found = {name: float(candidate.values[name]) for name in _told(space)}
     return found | {f"count:{name}": value for name, value in candidate.counts.items()}
 
 

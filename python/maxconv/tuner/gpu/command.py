@@ -156,18 +156,20 @@ def _say(text: str) -> None:
 
 def _build(args: argparse.Namespace) -> int:
     # The choice takes packages that the GPU machine lacks.
-    from ..command import problems
+    from ..asked import asked_of, asks_any, say_left_out
     from .build import build, built_versions, tasks_of
     from .choose import ChoiceSettings, choose
     from .folder import check_folder
-    from .problems import hopper_problems, measured
+    from .problems import hopper_problems, those_of_hopper
 
     settings = ChoiceSettings(
         configurations=args.configurations, studied=args.studied, seed=args.seed
     )
     check_folder(args.build)
-    if args.problems or args.conv:
-        asked = [measured(name, problem) for name, problem in problems(args).items()]
+    if asks_any(args):
+        given = asked_of(args)
+        asked, left_out = those_of_hopper(given)
+        say_left_out(left_out, len(given))
     else:
         asked = hopper_problems(args.most)
     configurations = choose(asked, settings, _say)

@@ -18,8 +18,9 @@ from ..._native import Call, GpuTarget, chooser
 from ..._problem import ConvProblem
 from ..._problems import load_networks, named_at, network_problems
 from ..._targets import HOPPER, TARGETS
+from ..asked import Asked
 
-__all__ = ["DTYPE", "Measured", "hopper_problems"]
+__all__ = ["DTYPE", "Measured", "hopper_problems", "those_of_hopper"]
 
 #: Of activation, filter and output.
 DTYPE = "bfloat16"
@@ -79,6 +80,29 @@ def hopper_problems(most: int, networks: Sequence[str] = ()) -> list[Measured]:
         found[key] = (name, problem, others + number)
     chosen = sorted(found.values(), key=lambda entry: -entry[2])[:most]
     return [measured(*entry) for entry in chosen]
+
+
+def those_of_hopper(asked: Sequence[Asked]) -> tuple[list[Measured], dict[str, str]]:
+    """Returns convolutions that are asked for, and why others are left out, by name.
+
+    What a person named is measured even where dispatch gives it to another kernel.
+
+    Raises:
+        ValueError: All are left out.
+        LibraryError: The library that chooses kernels cannot be built.
+    """
+    found: list[Measured] = []
+    left_out: dict[str, str] = {}
+    for each in asked:
+        if each.optional and _nbytes(each.problem) > _MOST_NBYTES:
+            left_out[each.name] = f"its tensors have more than {_MOST_NBYTES >> 30} GiB"
+        elif each.optional and (kernel := kernel_of(each.problem)) is not Kernel.SM90:
+            left_out[each.name] = f"dispatch gives it to {kernel.name.lower()}"
+        else:
+            found.append(measured(each.name, each.problem, each.count))
+    if not found:
+        raise ValueError(f"all {len(left_out)} convolutions are left out: sm90 runs none of them")
+    return found, left_out
 
 
 def kernel_of(problem: ConvProblem) -> Kernel:

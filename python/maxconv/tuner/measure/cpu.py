@@ -57,7 +57,9 @@ class Worker:
         try:
             return future.result(seconds)
         except BrokenExecutor as error:
-            self.close()
+            # What it still has is lost, and not waited for.
+            executor, self._executor = self._executor, None
+            executor.shutdown(wait=False)
             raise WorkerError("crashed: its process ended") from error
         except FuturesTimeoutError as error:
             future.cancel()
