@@ -22,6 +22,7 @@ from .operands import Arguments, Device, Operands, OperandTypes
 from .plans import PlanKey, Planned, PlanValue, keep_plan, kept_plan
 from .problem import ConvProblem
 from .trace import is_traced, trace_choice
+from .tuned import tuned_row
 
 comptime ALL_KERNELS = -1
 """The set of all kernels. Bit `k` of a set stands for the kernel of code
@@ -62,6 +63,8 @@ trait ConvKernel:
     no other; 0 for channels last."""
     comptime takes_any_block: Bool = False
     """Whether it also takes layouts that a call tells, `ANY_BLOCK`."""
+    comptime takes_cuts: Bool = False
+    """Whether it has a `named_plan`, so that a tuner may name how it runs."""
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -133,19 +136,26 @@ trait ConvKernel:
         return None
 
     @staticmethod
-    def tuned_plan(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[Self.Plan]:
-        """How the kernel runs a problem that a tuner measured it to run faster
-        than what would be chosen otherwise, or None.
+    def named_plan(
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> Self.Plan:
+        """How the kernel runs a problem by a cut that somebody names, where
+        `takes_cuts`.
 
         Args:
-            problem: The convolution, valid, with at least one output; the
-                kernel may refuse it, and then there is no such plan.
-            operands: Its operands, whose types `type_refusal` takes.
+            problem: The convolution, with at least one output; nothing refuses
+                it.
+            operands: Its operands.
             device: The device.
+            numbers: Of the cut.
+
+        Raises:
+            Why the kernel cannot run the problem so.
         """
-        return None
+        raise Error(t"{kernel_name(Self.code)} takes no cut by name")
 
     @staticmethod
     def plan(
@@ -397,15 +407,9 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             Why the requested kernel, or every one, cannot take the problem.
         """
         if requested == KERNEL_AUTO and problem.has_outputs():
-            comptime for i in range(Self.Kernels.length):
-                comptime Kernel = Self.Kernels[i]
-                comptime built = has_kernel(
-                    kernels, Kernel.code
-                ) and not built_refusal[Kernel](types)
-                comptime if built:
-                    var tuned = Kernel.tuned_plan(problem, operands, device)
-                    if tuned:
-                        return Planned(Kernel.code, tuned.value())
+            var tuned = Self._tuned[types, kernels](problem, operands, device)
+            if tuned:
+                return tuned.value()
         var kernel = Self.choose[types, kernels](
             requested, problem, operands, device
         )
@@ -422,6 +426,79 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                         kernel, Kernel.plan(problem, operands, device)
                     )
         raise _compiled_without(kernel)
+
+    @staticmethod
+    @no_inline
+    def named[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
+        kernel: Int,
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> Planned:
+        """How a kernel runs a problem by a cut that somebody names.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
+
+        Args:
+            kernel: A `KERNEL_*` code.
+            problem: The convolution, valid, with at least one output.
+            operands: Its operands.
+            device: The device.
+            numbers: Of the cut.
+
+        Raises:
+            Why the kernel cannot run the problem, or not so.
+        """
+        var refusal = Self.refusal[types, kernels](
+            kernel, problem, operands, device
+        )
+        if refusal:
+            raise Error(refusal.value())
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime built = (
+                has_kernel(kernels, Kernel.code)
+                and Kernel.takes_cuts
+                and not built_refusal[Kernel](types)
+            )
+            comptime if built:
+                if kernel == Kernel.code:
+                    return Planned(
+                        kernel,
+                        Kernel.named_plan(problem, operands, device, numbers),
+                        tuned=True,
+                    )
+        raise Error(t"{kernel_name(kernel)} takes no cut by name")
+
+    @staticmethod
+    def _tuned[
+        types: OperandTypes, kernels: Int
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        Planned
+    ]:
+        """How a tuner measured a problem to run faster than what would be
+        chosen otherwise, if it has, and it can run so."""
+        comptime for i in range(Self.Kernels.length):
+            comptime if Self.Kernels[i].takes_cuts:
+                var row = tuned_row(problem, operands.types, device.units)
+                if not row:
+                    return None
+                try:
+                    return Self.named[types, kernels](
+                        row.value().kernel,
+                        problem,
+                        operands,
+                        device,
+                        row.value().numbers,
+                    )
+                except:
+                    return None
+        return None
 
     @staticmethod
     def find_plan[
@@ -513,6 +590,8 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     var plan = String(planned.get[Kernel.Plan]())
                     if requested != KERNEL_AUTO:
                         return "asked for by config=; " + plan
+                    if planned.tuned:
+                        return "tuned: " + plan
                     return plan + refusals
             elif (
                 has_kernel(kernels, Kernel.code)

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from .._doctor import versions
@@ -19,9 +19,10 @@ from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
 from .measure.base import Configuration
 from .records import Environment, Records
+from .rivals import Rival, rivals, shares
 from .search import SEARCHES
 from .session import Progress, Result, tune
-from .space import TARGET_NAMES, Space, configuration, named, open_space
+from .space import TARGET_NAMES, Space, configuration, named, open_space, open_spaces
 from .table import Confirmation, change_table, configuration_in
 
 __all__ = ["add_arguments", "problems", "run", "this_environment"]
@@ -105,32 +106,31 @@ def run(args: argparse.Namespace) -> int:
             f"--target: {args.target} can be shown with --show-space; cpu is searched, and sm90 "
             "measured in steps: --build, --from, --import"
         )
-    spaces = {
-        name: open_space(
-            problem,
-            args.target,
-            dtype=args.dtype,
-            out_dtype=args.output,
-            residual=args.residual,
-            units=args.units,
-        )
-        for name, problem in asked.items()
-    }
+    spaces = {name: _spaces(problem, args) for name, problem in asked.items()}
     if args.show_space:
-        print("\n\n".join(f"{name}: {space}" for name, space in spaces.items()))
+        print("\n\n".join(f"{name}: {space}" for name in spaces for space in spaces[name]))
         return 0
     with contextlib.ExitStack() as stack:
         records = None
         if args.records is not None:
             records = stack.enter_context(Records(args.records, this_environment()))
-        for name, space in spaces.items():
-            result = _tuned(name, space, args, records)
-            print(_line(name, space, result), flush=True)
-            if result.confirmation is not None and not args.no_table:
-                print(f"{name}: {_tabled(result.confirmation)}", flush=True)
-            if result.interrupted:
+        for name, of_problem in spaces.items():
+            results = _tuned(name, of_problem, args, records)
+            confirmed = [r.confirmation for r in results if r.confirmation is not None]
+            if confirmed and not args.no_table:
+                print(f"{name}: {_tabled(confirmed)}", flush=True)
+            if results[-1].interrupted:
                 return 130
     return 0
+
+
+def _spaces(problem: ConvProblem, args: argparse.Namespace) -> list[Space]:
+    """Returns the spaces of a problem: on a CPU of all kernels that take it."""
+    types = {"dtype": args.dtype, "out_dtype": args.output}
+    others = {"residual": args.residual, "units": args.units}
+    if args.target == "cpu":
+        return open_spaces(problem, args.target, **types, **others)
+    return [open_space(problem, args.target, **types, **others)]
 
 
 def this_environment() -> Environment:
@@ -156,13 +156,15 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tabled(confirmation: Confirmation) -> str:
-    """Writes a confirmation into the user's table; says what became of it."""
+def _tabled(confirmed: Sequence[Confirmation]) -> str:
+    """Writes a problem's confirmations into the user's table; says what became of them."""
     path = user_table()
     path.parent.mkdir(parents=True, exist_ok=True)
-    changes = change_table(path, [confirmation], this_device(), kernel_versions())
-    if confirmation.holds:
-        return f"in {path}; the next process uses it"
+    changes = change_table(path, confirmed, this_device(), kernel_versions())
+    holding = [confirmation for confirmation in confirmed if confirmation.holds]
+    if holding:
+        kernel = max(holding, key=lambda confirmation: confirmation.gain[1]).tuned
+        return f"{kernel} in {path}; the next process uses it"
     removed = "; the row that was there is removed" if changes.removed else ""
     return f"no gain beyond the noise, not in {path}{removed}"
 
@@ -175,25 +177,42 @@ def _known(space: Space) -> Configuration | None:
     return configuration_in(read_table(path), space, this_device())
 
 
-def _tuned(name: str, space: Space, args: argparse.Namespace, records: Records | None) -> Result:
+def _tuned(
+    name: str, spaces: Sequence[Space], args: argparse.Namespace, records: Records | None
+) -> list[Result]:
+    """Searches a problem's spaces, one after the other, and prints what each has found."""
+    make = executor_of(args.executor)
+    found = rivals(
+        spaces,
+        lambda space: CpuMeasurer(space, make=make),
+        lambda space: None if args.no_table else _known(space),
+    )
+    results: list[Result] = []
+    for rival, budget in zip(found, shares(args.budget, len(found)), strict=True):
+        label = f"{name} on {rival.space.kernel.name.lower()}" if len(found) > 1 else name
+        if not (results and results[-1].interrupted):
+            results.append(_searched(label, rival, budget, args, records))
+            print(_line(label, rival.space, results[-1]), flush=True)
+        rival.measurer.close()
+    return results
+
+
+def _searched(
+    name: str, rival: Rival, budget: int, args: argparse.Namespace, records: Records | None
+) -> Result:
     """Searches one space."""
-    search = SEARCHES[args.search](space, args.seed)
-    measurer = CpuMeasurer(space, make=executor_of(args.executor))
-    try:
-        with _reports(name) as report:
-            return tune(
-                space,
-                search,
-                measurer,
-                budget=args.budget,
-                records=records,
-                tabled=None if args.no_table else _known(space),
-                name=args.search,
-                seed=args.seed,
-                report=report,
-            )
-    finally:
-        measurer.close()
+    with _reports(name) as report:
+        return tune(
+            rival.space,
+            SEARCHES[args.search](rival.space, args.seed),
+            rival.measurer,
+            budget=budget,
+            records=records,
+            tabled=rival.tabled,
+            name=args.search,
+            seed=args.seed,
+            report=report,
+        )
 
 
 @contextlib.contextmanager
