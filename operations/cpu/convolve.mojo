@@ -34,7 +34,7 @@ def convolve[
     *,
     layout: Int,
     requested: Int,
-    exact: Bool,
+    exact: Bool = True,
     named: Optional[Planned] = None,
 ) raises:
     """Runs a convolution, packing its filter first if it is not packed.
