@@ -22,7 +22,8 @@ from operations.conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
 from operations.conv.memory import Writes
 from operations.conv.operands import Device
 from operations.conv.plans import Planned
-from operations.conv.registry import ALL_KERNELS, kernel_name
+from operations.conv.kernel import kernel_name
+from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
 from operations.cpu.openmp import OpenMpPool, Parallel
 from operations.cpu.registry import CpuRegistry

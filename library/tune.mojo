@@ -12,7 +12,7 @@ from library.call import free_sentence, reads, sentence, text_of, write
 from operations.conv.memory import Writes
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
-from operations.conv.registry import kernel_name
+from operations.conv.kernel import kernel_name
 from operations.cpu.direct.depthwise import Depthwise
 from operations.cpu.direct.few_filters import FewFilters
 from operations.cpu.direct.grouped import Grouped

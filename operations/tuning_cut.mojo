@@ -6,7 +6,7 @@ from std.math import ceildiv
 
 from .conv.operands import Device, Operands
 from .conv.problem import ConvProblem
-from .conv.registry import built_refusal
+from .conv.kernel import built_refusal
 from .cpu.kernel import CpuKernel
 from .cpu.named import NumberedCut
 from .tuning_space import Counts, Values

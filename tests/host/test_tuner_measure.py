@@ -19,15 +19,19 @@ from tests.reference import conv_reference
 
 from maxconv import _cli as cli
 from maxconv._fields import Kernel
+from maxconv._library_files import Family
+from maxconv._native import host
+from maxconv._openmp import installed_parallel
 from maxconv._packing import bfloat16_to_float32
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
+from maxconv._tuned import use_no_table
 from maxconv.tuner.command import this_environment
 from maxconv.tuner.measure import CpuMeasurer, Measurer, Outcome, Protocol, executor_of
 from maxconv.tuner.measure.base import DISPATCHED, Configuration, summarize
 from maxconv.tuner.measure.clock import Clock
 from maxconv.tuner.measure.cpu import Worker, WorkerError
-from maxconv.tuner.measure.cuts import CutRequest, measure_cuts
+from maxconv.tuner.measure.cuts import CutRequest, call_of, measure_cuts
 from maxconv.tuner.measure.oracle import LARGEST, Operands, convolved
 from maxconv.tuner.records import Environment, Records
 from maxconv.tuner.rivals import rivals, shares
@@ -151,6 +155,30 @@ def test_what_cannot_run_is_said_and_the_rest_is_measured() -> None:
     assert outcomes[1].incumbent is None
     with pytest.raises(ValueError, match="incumbent: configuration: tiles: 9 is not 1 to 8"):
         measure_cuts(request(space), [good], bad)
+
+
+def test_a_cut_is_named_of_a_kernel_and_for_its_threads() -> None:
+    use_no_table()
+    library = host(Family("float32", "float32", "float32", scaled=False))
+    made = Operands(PROBLEMS[0], "float32", "float32", 0)
+    space = open_space(PROBLEMS[0], "cpu", units=1)
+    cut = tuple(space.judge.choice().values())
+    call = library.prepare(call_of(PROBLEMS[0], made, Kernel.IMPLICIT_GEMM))
+    with pytest.raises(ValueError, match="configuration: 2 numbers are not access, tile_rows, ti"):
+        library.name(call, cut[:2], 1)
+    library.name(call, cut, 1)
+    call.run(*made.addresses(1, 0))
+    assert made.wrong() is None
+    with pytest.raises(ValueError, match="threads: 2 are not the 1 of the configuration"):
+        call.run(*made.addresses(2, installed_parallel()))
+    for kernel, message in (
+        (Kernel.AUTO, "config: auto has no cut; name the kernel whose it is"),
+        (Kernel.DEPTHWISE, "depthwise takes one channel and one filter a group"),
+        (Kernel.REFERENCE, "reference takes no cut by name"),
+    ):
+        other = library.prepare(call_of(PROBLEMS[0], made, kernel))
+        with pytest.raises(ValueError, match=message):
+            library.name(other, cut, 1)
 
 
 def test_outcomes_are_medians_with_their_spread() -> None:

@@ -12,7 +12,7 @@ from ...conv.memory import Writes, element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.quantization import MAX_PRODUCTS
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..epilogue import TileStore
 from ..features import feature_refusal
 from ..gemm.launch import panels_refusal

@@ -9,7 +9,7 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..config import (
     CPU_TILE,
     fused_input_refusal,
