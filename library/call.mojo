@@ -225,6 +225,10 @@ struct Call(Movable):
             reads[DType.float32](Int64(Int(Pointer(to=self.scalars)))),
         )
 
+    def exact(self) -> Bool:
+        """Whether products are asked to be exact."""
+        return self.geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32
+
     def operands(self, *, aligned: Bool) -> Operands:
         """What a plan may know of the operands.
 
@@ -235,6 +239,6 @@ struct Call(Movable):
         comptime anywhere = Int64(COPY_BYTES)
         var operands = self.arguments(
             anywhere, anywhere, anywhere, anywhere, anywhere, anywhere
-        ).operands(exact=self.geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32)
+        ).operands(exact=self.exact())
         operands.alignment = COPY_BYTES if aligned else 1
         return operands

@@ -5,6 +5,7 @@ number of times. A function that fails returns the address of the sentence that
 says why, which the caller frees; others return 0.
 """
 
+from std.collections import Optional
 from std.memory.alloc import unsafe_alloc
 
 from library.call import (
@@ -20,13 +21,36 @@ from library.call import (
 from operations.conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
 from operations.conv.memory import Writes
 from operations.conv.operands import Device
-from operations.conv.registry import ALL_KERNELS, kernel_name
+from operations.conv.plans import Planned
+from operations.conv.kernel import kernel_name
+from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
 from operations.cpu.openmp import OpenMpPool, Parallel
 from operations.cpu.registry import CpuRegistry
 from operations.cpu.transpose import Matrices, transpose
 
-comptime Handle = Pointer[Call, MutUntrackedOrigin]
+
+struct HostCall(Movable):
+    """A call without its pointers, and how it is run."""
+
+    var call: Call
+    var named: Optional[Planned]
+    """What a tuner has named; otherwise the kernels choose."""
+    var threads: Int
+    """For which it has."""
+
+    def __init__(out self, var call: Call):
+        """One that is run as the kernels choose.
+
+        Args:
+            call: The call.
+        """
+        self.call = call^
+        self.named = None
+        self.threads = 0
+
+
+comptime Handle = Pointer[HostCall, MutUntrackedOrigin]
 
 
 @export
@@ -44,8 +68,8 @@ def maxconv_prepare(
     """
     try:
         var call = Call(shapes, filter, geometry, scalars)
-        var handle = unsafe_alloc[Call](1)
-        handle.unsafe_write(call^)
+        var handle = unsafe_alloc[HostCall](1)
+        handle.unsafe_write(HostCall(call^))
         write(made, Int64(Int(handle)))
         return 0
     except error:
@@ -90,7 +114,13 @@ def maxconv_run(
         parallel: See `Parallel`; not called for a single thread.
     """
     try:
-        ref call = Handle(unsafe_from_address=Int(handle))[]
+        ref prepared = Handle(unsafe_from_address=Int(handle))[]
+        ref call = prepared.call
+        if prepared.named and Int(threads) != prepared.threads:
+            raise Error(
+                t"threads: {threads} are not the {prepared.threads} of the"
+                t" configuration"
+            )
         var pool = OpenMpPool(parallel, Int(threads))
         convolve[ALL_KERNELS, SCALED](
             pool,
@@ -98,7 +128,43 @@ def maxconv_run(
             call.arguments(x, filter, bias, residual, scale, output),
             layout=call.geometry[GEOMETRY_FILTER_LAYOUT],
             requested=call.geometry[GEOMETRY_KERNEL],
+            exact=call.exact(),
+            named=prepared.named,
         )
+        return 0
+    except error:
+        return sentence(error)
+
+
+@export
+def maxconv_name(
+    handle: Int64, numbers: Int64, count: Int64, threads: Int64
+) abi("C") -> Int64:
+    """Has later runs of a call cut the problem as a tuner says, instead of as
+    the kernel, which the call must ask for, chooses.
+
+    Args:
+        handle: What `maxconv_prepare` made.
+        numbers: The address of int64, the numbers of the kernel's cut.
+        count: How many there are.
+        threads: How many threads may run.
+    """
+    try:
+        ref prepared = Handle(unsafe_from_address=Int(handle))[]
+        ref call = prepared.call
+        comptime types = CallArguments.types(SCALED)
+        var cut = List[Int]()
+        for i in range(Int(count)):
+            cut.append(Int(reads[DType.int64](numbers)[unsafe_offset=i]))
+        prepared.named = None
+        prepared.named = CpuRegistry[OpenMpPool].named[types](
+            call.geometry[GEOMETRY_KERNEL],
+            call.problem,
+            call.operands(aligned=True),
+            Device(0, Int(threads)),
+            cut,
+        )
+        prepared.threads = Int(threads)
         return 0
     except error:
         return sentence(error)
@@ -117,11 +183,9 @@ def maxconv_explain(
             name, a colon, the reason.
     """
     try:
-        ref call = Handle(unsafe_from_address=Int(handle))[]
+        ref call = Handle(unsafe_from_address=Int(handle))[].call
         comptime types = CallArguments.types(SCALED)
         var operands = call.operands(aligned=True)
-        # As `convolve` asks.
-        operands.exact = True
         var requested = call.geometry[GEOMETRY_KERNEL]
         var device = Device(0, Int(threads))
         var planned = CpuRegistry[OpenMpPool].plan[types](

@@ -6,18 +6,28 @@ A function that fails returns the address of the sentence that says why, which
 the caller frees; others return 0. A space is opened once.
 """
 
-from std.collections import Optional
 from std.memory.alloc import unsafe_alloc
 
 from library.call import free_sentence, reads, sentence, text_of, write
 from operations.conv.memory import Writes
 from operations.conv.operands import Device, Operands, OperandTypes
 from operations.conv.problem import PROBLEM_NUMBERS, ConvProblem
-from operations.conv.registry import kernel_name
-from operations.tuning_cpu import TunedCpuGemm
+from operations.conv.kernel import kernel_name
+from operations.cpu.direct.depthwise import Depthwise
+from operations.cpu.direct.few_filters import FewFilters
+from operations.cpu.direct.grouped import Grouped
+from operations.cpu.dot.amx import Amx
+from operations.cpu.dot.arm import MatrixUnit
+from operations.cpu.dot.vectors import Avx512Bf16, Avx512Vnni, AvxVnni
+from operations.cpu.dot.widening import Widening
+from operations.cpu.openmp import OpenMpPool
+from operations.tuning_cpu_gemm import TunedCpuGemm
+from operations.tuning_dot import TunedDot
+from operations.tuning_rows import TunedRows
 from operations.tuning_sm100 import TunedSm100
 from operations.tuning_sm90 import TunedSm90, TunedUnaligned
-from operations.tuning_space import Facts, TunedKernel
+from operations.tuning_space import Counts, Facts, TunedKernel, Values
+from operations.tuning_winograd import TunedWinograd
 
 comptime DTYPES = [
     DType.float32,
@@ -30,17 +40,111 @@ comptime DTYPES = [
 ]
 
 
-@fieldwise_init
+comptime Memory = Pointer[NoneType, MutUntrackedOrigin]
+"""The address of a space of any kernel."""
+
+comptime SPACES = _Spaces[
+    TunedRows[Depthwise[OpenMpPool]],
+    TunedRows[Grouped[OpenMpPool]],
+    TunedDot[Amx],
+    TunedDot[Avx512Bf16],
+    TunedDot[Avx512Vnni],
+    TunedDot[AvxVnni],
+    TunedDot[MatrixUnit[emulated=False]],
+    TunedRows[FewFilters[OpenMpPool]],
+    TunedWinograd,
+    TunedDot[Widening],
+    TunedCpuGemm,
+    TunedSm90,
+    TunedUnaligned,
+    TunedSm100,
+]
+"""The kernels that have a space."""
+
+
+trait Visitor:
+    """What asks a space of any kernel."""
+
+    def visit[Kernel: TunedKernel](mut self, mut space: Kernel):
+        """Asks it.
+
+        Parameters:
+            Kernel: The kernel.
+
+        Args:
+            space: Its space.
+        """
+        ...
+
+
 struct Space(Movable):
     """What a caller has opened: one kernel's."""
 
-    var cpu: Optional[TunedCpuGemm]
-    var sm90: Optional[TunedSm90]
-    var unaligned: Optional[TunedUnaligned]
-    var sm100: Optional[TunedSm100]
+    var kernel: Int
+    """A `KERNEL_*` code."""
+    var memory: Memory
+
+    def __init__(out self, kernel: Int, memory: Memory):
+        """One that is open.
+
+        Args:
+            kernel: A `KERNEL_*` code.
+            memory: The kernel's space.
+        """
+        self.kernel = kernel
+        self.memory = memory
 
 
 comptime Handle = Pointer[Space, MutUntrackedOrigin]
+
+
+struct _Spaces[*Kernels: TunedKernel]:
+    """Spaces by their kernels.
+
+    Parameters:
+        Kernels: Those that have one.
+    """
+
+    @staticmethod
+    def open(
+        kernel: Int, problem: ConvProblem, operands: Operands, units: Int
+    ) raises -> Space:
+        """Opens a space that has something in it, as far as the problem
+        decides."""
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime if Kernel.is_built:
+                if kernel == Kernel.code:
+                    var space = Kernel(
+                        problem, operands, Device(_capability(kernel), units)
+                    )
+                    var refusal = space.problem_refusal()
+                    if refusal:
+                        raise Error(
+                            t"problem: {kernel_name(Kernel.code)} cannot take"
+                            t" it: {refusal.value()}"
+                        )
+                    var memory = unsafe_alloc[Kernel](1)
+                    memory.unsafe_write(space^)
+                    return Space(kernel, memory.unsafe_bitcast[NoneType]())
+        raise Error(t"kernel: {kernel_name(kernel)} has no space")
+
+    @staticmethod
+    def visit(space: Space, mut visitor: Some[Visitor]):
+        """Asks an open space."""
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime if Kernel.is_built:
+                if space.kernel == Kernel.code:
+                    visitor.visit(space.memory.unsafe_bitcast[Kernel]()[])
+
+
+def _capability(kernel: Int) -> Int:
+    """The compute capability, times ten, of what a kernel is asked for; 0 is a
+    CPU."""
+    if kernel == TunedSm90.code or kernel == TunedUnaligned.code:
+        return 90
+    return 100 if kernel == TunedSm100.code else 0
 
 
 @export
@@ -84,19 +188,7 @@ def maxconv_open(
             )
         )
         operands.residual = residual != 0
-        var space = Space(None, None, None, None)
-        if Int(kernel) == TunedCpuGemm.code:
-            space.cpu = _opened[TunedCpuGemm](problem, operands, 0, units)
-        elif Int(kernel) == TunedSm90.code:
-            space.sm90 = _opened[TunedSm90](problem, operands, 90, units)
-        elif Int(kernel) == TunedUnaligned.code:
-            space.unaligned = _opened[TunedUnaligned](
-                problem, operands, 90, units
-            )
-        elif Int(kernel) == TunedSm100.code:
-            space.sm100 = _opened[TunedSm100](problem, operands, 100, units)
-        else:
-            raise Error(t"kernel: {kernel_name(Int(kernel))} has no space")
+        var space = SPACES.open(Int(kernel), problem, operands, Int(units))
         var handle = unsafe_alloc[Space](1)
         handle.unsafe_write(space^)
         write(made, Int64(Int(handle)))
@@ -105,26 +197,24 @@ def maxconv_open(
         return sentence(error)
 
 
-def _opened[
-    Kernel: TunedKernel
-](
-    problem: ConvProblem, operands: Operands, capability: Int, units: Int64
-) raises -> Kernel:
-    """A space that has something in it, as far as the problem decides."""
-    var space = Kernel(problem, operands, Device(capability, Int(units)))
-    var refusal = space.problem_refusal()
-    if refusal:
-        raise Error(
-            t"problem: {kernel_name(Kernel.code)} cannot take it:"
-            t" {refusal.value()}"
+@fieldwise_init
+struct _Closing(Visitor):
+    """Frees a kernel's space."""
+
+    def visit[Kernel: TunedKernel](mut self, mut space: Kernel):
+        var memory = Pointer[Kernel, MutUntrackedOrigin](
+            unsafe_from_address=Int(Pointer(to=space))
         )
-    return space^
+        memory.unsafe_deinit_pointee()
+        memory.unsafe_free()
 
 
 @export
 def maxconv_close(handle: Int64) abi("C"):
     """Frees what `maxconv_open` made."""
     var space = Handle(unsafe_from_address=Int(handle))
+    var closing = _Closing()
+    SPACES.visit(space[], closing)
     space.unsafe_deinit_pointee()
     space.unsafe_free()
 
@@ -147,23 +237,45 @@ def maxconv_describe(handle: Int64) abi("C") -> Int64:
     Args:
         handle: What `maxconv_open` made.
     """
-    ref space = Handle(unsafe_from_address=Int(handle))[]
-    if space.cpu:
-        return text_of(_description(space.cpu.value()))
-    if space.sm90:
-        return text_of(_description(space.sm90.value()))
-    if space.unaligned:
-        return text_of(_description(space.unaligned.value()))
-    return text_of(_description(space.sm100.value()))
+    var describing = _Describing(Facts())
+    SPACES.visit(Handle(unsafe_from_address=Int(handle))[], describing)
+    return text_of(describing.facts.text)
 
 
-def _description[Kernel: TunedKernel](space: Kernel) -> String:
-    """The text of `maxconv_describe`."""
-    var facts = Facts()
-    facts.text += StaticString(" ").join(Kernel.fields()) + "\n"
-    facts.text += StaticString(" ").join(Kernel.counts()) + "\n"
-    space.facts(facts)
-    return facts.text
+@fieldwise_init
+struct _Describing(Visitor):
+    """Writes the text of `maxconv_describe`."""
+
+    var facts: Facts
+
+    def visit[Kernel: TunedKernel](mut self, mut space: Kernel):
+        self.facts.text += StaticString(" ").join(Kernel.fields()) + "\n"
+        self.facts.text += StaticString(" ").join(Kernel.counts()) + "\n"
+        space.facts(self.facts)
+
+
+@export
+def maxconv_choice(handle: Int64) abi("C") -> Int64:
+    """The configuration that a kernel's own search chooses, a text: its
+    numbers, or nothing where the search is not asked.
+
+    Args:
+        handle: What `maxconv_open` made.
+    """
+    var choosing = _Choosing(String())
+    SPACES.visit(Handle(unsafe_from_address=Int(handle))[], choosing)
+    return text_of(choosing.text)
+
+
+@fieldwise_init
+struct _Choosing(Visitor):
+    """Writes the text of `maxconv_choice`."""
+
+    var text: String
+
+    def visit[Kernel: TunedKernel](mut self, mut space: Kernel):
+        for number in space.choice():
+            self.text += String(t"{number} ")
 
 
 @export
@@ -181,31 +293,32 @@ def maxconv_judge(
         counts: The address of float64 `[count, counts]`: where to write what
             follows from those that are not refused.
     """
-    ref space = Handle(unsafe_from_address=Int(handle))[]
-    if space.cpu:
-        _judge(space.cpu.value(), values, count, refusals, counts)
-    elif space.sm90:
-        _judge(space.sm90.value(), values, count, refusals, counts)
-    elif space.unaligned:
-        _judge(space.unaligned.value(), values, count, refusals, counts)
-    else:
-        _judge(space.sm100.value(), values, count, refusals, counts)
+    var judging = _Judging(
+        reads[DType.int64](values),
+        Int(count),
+        Writes[DType.int64](unsafe_from_address=Int(refusals)),
+        Writes[DType.float64](unsafe_from_address=Int(counts)),
+    )
+    SPACES.visit(Handle(unsafe_from_address=Int(handle))[], judging)
 
 
-def _judge[
-    Kernel: TunedKernel
-](space: Kernel, values: Int64, count: Int64, refusals: Int64, counts: Int64):
+@fieldwise_init
+struct _Judging(Visitor):
     """`maxconv_judge` of a kernel's space."""
-    var fields = len(Kernel.fields())
-    var following = len(Kernel.counts())
-    var read = reads[DType.int64](values)
-    var text = Writes[DType.int64](unsafe_from_address=Int(refusals))
-    var number = Writes[DType.float64](unsafe_from_address=Int(counts))
-    for i in range(Int(count)):
-        var config = read.unsafe_offset(i * fields)
-        var refusal = space.refusal(config)
-        if refusal:
-            text[unsafe_offset=i] = text_of(refusal.value())
-        else:
-            text[unsafe_offset=i] = 0
-            space.count(config, number.unsafe_offset(i * following))
+
+    var values: Values
+    var count: Int
+    var refusals: Writes[DType.int64]
+    var counts: Counts
+
+    def visit[Kernel: TunedKernel](mut self, mut space: Kernel):
+        var fields = len(Kernel.fields())
+        var following = len(Kernel.counts())
+        for i in range(self.count):
+            var config = self.values.unsafe_offset(i * fields)
+            var refusal = space.refusal(config)
+            if refusal:
+                self.refusals[unsafe_offset=i] = text_of(refusal.value())
+            else:
+                self.refusals[unsafe_offset=i] = 0
+                space.count(config, self.counts.unsafe_offset(i * following))

@@ -50,6 +50,9 @@ trait TunedKernel(Deinitable, Movable):
 
     comptime code: Int
     """Its `KERNEL_*` code."""
+    comptime is_built: Bool = True
+    """Whether the compiler's target can run it: spaces of others take time to
+    compile, too."""
 
     @staticmethod
     def fields() -> List[StaticString]:
@@ -94,6 +97,13 @@ trait TunedKernel(Deinitable, Movable):
             values: A configuration.
         """
         ...
+
+    def choice(self) -> List[Int]:
+        """The configuration that the kernel's own search chooses, which may be
+        one that `refusal` refuses where nothing else fits its caches; empty
+        where it is not asked.
+        """
+        return List[Int]()
 
     def count(self, values: Values, counts: Counts):
         """Writes what follows from a configuration.

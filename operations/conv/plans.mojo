@@ -23,9 +23,13 @@ struct Planned(ImplicitlyCopyable, Movable):
 
     var kernel: Int
     """A `KERNEL_*` code."""
+    var tuned: Bool
+    """Whether somebody named how it runs, and no model chose it."""
     var words: StaticTuple[UInt64, PLAN_WORDS]
 
-    def __init__[Plan: PlanValue](out self, kernel: Int, plan: Plan):
+    def __init__[
+        Plan: PlanValue
+    ](out self, kernel: Int, plan: Plan, *, tuned: Bool = False):
         """Holds a kernel's plan.
 
         Parameters:
@@ -34,6 +38,7 @@ struct Planned(ImplicitlyCopyable, Movable):
         Args:
             kernel: A `KERNEL_*` code.
             plan: The plan.
+            tuned: See the fields.
         """
         comptime assert (
             Plan.__copy_ctor_is_trivial
@@ -42,6 +47,7 @@ struct Planned(ImplicitlyCopyable, Movable):
             size_of[Plan]() <= PLAN_WORDS * 8
         ), "a plan is larger than PLAN_WORDS"
         self.kernel = kernel
+        self.tuned = tuned
         self.words = StaticTuple[UInt64, PLAN_WORDS]()
         Pointer(to=self.words).unsafe_bitcast[Plan]()[] = plan
 
@@ -132,7 +138,7 @@ def _no_plans() -> Plans:
     return Plans()
 
 
-comptime _PLANS = _Global["maxconv_plans_9", _no_plans]
+comptime _PLANS = _Global["maxconv_plans_10", _no_plans]
 """Its name ends with the version of `PlanKey` and of every plan: ops that other
 versions of this package compiled may live in the same process."""
 

@@ -16,25 +16,17 @@ from .fields import (
     KERNEL_NAMES,
     KERNEL_REFERENCE,
 )
-from .interleave import ANY_BLOCK, activation_layout
+from .kernel import ConvKernel, built_refusal, kernel_name
 from .known import ANY_KERNEL, KnownFilter, KnownProblem
 from .operands import Arguments, Device, Operands, OperandTypes
-from .plans import PlanKey, Planned, PlanValue, keep_plan, kept_plan
+from .plans import PlanKey, Planned, keep_plan, kept_plan
 from .problem import ConvProblem
 from .trace import is_traced, trace_choice
+from .tuned import tuned_row
 
 comptime ALL_KERNELS = -1
 """The set of all kernels. Bit `k` of a set stands for the kernel of code
 `k`."""
-
-
-def kernel_name(kernel: Int) -> StaticString:
-    """The name of a kernel, as the Python layer spells it.
-
-    Args:
-        kernel: A `KERNEL_*` code.
-    """
-    return materialize[KERNEL_NAMES]()[kernel]
 
 
 def has_kernel(kernels: Int, kernel: Int) -> Bool:
@@ -45,172 +37,6 @@ def has_kernel(kernels: Int, kernel: Int) -> Bool:
         kernel: A `KERNEL_*` code.
     """
     return (kernels >> kernel) & 1 == 1
-
-
-trait ConvKernel:
-    """A kernel of the registry. It holds nothing: its methods state what it
-    takes, plan, and launch."""
-
-    comptime code: Int
-    """Its `KERNEL_*` code."""
-    comptime Plan: PlanValue
-    """How it runs a problem, without pointers."""
-    comptime Queue: AnyType
-    """Where it is launched: a stream, or threads."""
-    comptime interleaved: Int = 0
-    """Channels of a block in the layouts of interleave.mojo, which it takes and
-    no other; 0 for channels last."""
-    comptime takes_any_block: Bool = False
-    """Whether it also takes layouts that a call tells, `ANY_BLOCK`."""
-
-    @staticmethod
-    def device_refusal(capability: Int) -> Optional[String]:
-        """Why the kernel does not run on a device, or None.
-
-        Args:
-            capability: Of the device, as in `Device`.
-        """
-        ...
-
-    @staticmethod
-    def type_refusal(types: OperandTypes) -> Optional[String]:
-        """Why the kernel is not built for operands of these types, or None.
-
-        Args:
-            types: Of the operands, in the kernel's layout.
-        """
-        ...
-
-    @staticmethod
-    def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether the kernel may be chosen for a problem with these known
-        facts. An op is compiled with the kernels that may be.
-
-        Args:
-            known: Of the problem.
-            types: Of the operands, which `type_refusal` takes.
-        """
-        ...
-
-    @staticmethod
-    def refusal(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[String]:
-        """Why the kernel cannot take a problem, or None.
-
-        Args:
-            problem: The convolution, valid (`ConvProblem.validate`).
-            operands: Its operands, whose types `type_refusal` takes.
-            device: The device.
-        """
-        ...
-
-    @staticmethod
-    def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        """Whether the kernel is faster than those behind it in the registry,
-        where it can take the problem, but for what `predicted_seconds` of both
-        says. A quick question, asked before `refusal`.
-
-        Args:
-            problem: The convolution.
-            operands: Its operands.
-            device: The device.
-        """
-        ...
-
-    @staticmethod
-    def predicted_seconds(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[Float64]:
-        """How long the kernel takes, by a model whose times may be compared
-        with those of the device's other kernels, or None if it has none.
-
-        Args:
-            problem: The convolution; nothing refuses it.
-            operands: Its operands.
-            device: The device.
-        """
-        return None
-
-    @staticmethod
-    def tuned_plan(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[Self.Plan]:
-        """How the kernel runs a problem that a tuner measured it to run faster
-        than what would be chosen otherwise, or None.
-
-        Args:
-            problem: The convolution, valid, with at least one output; the
-                kernel may refuse it, and then there is no such plan.
-            operands: Its operands, whose types `type_refusal` takes.
-            device: The device.
-        """
-        return None
-
-    @staticmethod
-    def plan(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) raises -> Self.Plan:
-        """How the kernel runs a problem.
-
-        Args:
-            problem: The convolution, with at least one output; nothing refuses
-                it.
-            operands: Its operands.
-            device: The device.
-
-        Raises:
-            If nothing can be planned, which `refusal` should have said.
-        """
-        ...
-
-    @staticmethod
-    def launch[
-        known: KnownFilter, scaled: Bool
-    ](
-        plan: Self.Plan,
-        problem: ConvProblem,
-        arguments: Arguments,
-        mut queue: Self.Queue,
-    ) raises:
-        """Encodes what depends on pointers, and starts the kernel. Allocates no
-        device memory, waits for nothing, and asks no model.
-
-        Parameters:
-            known: What is known of the filter: which configurations to compile.
-            scaled: Whether each filter has a scale.
-
-        Args:
-            plan: What `plan` returned for the problem and such operands.
-            problem: The convolution.
-            arguments: The operands of this call.
-            queue: Where to run.
-
-        Raises:
-            What the driver refused.
-        """
-        ...
-
-
-def built_refusal[Kernel: ConvKernel](types: OperandTypes) -> Optional[String]:
-    """Why a kernel is not built for operands of these types and layouts, or
-    None.
-
-    Parameters:
-        Kernel: The kernel.
-
-    Args:
-        types: Of the operands.
-    """
-    if types.interleaved != Kernel.interleaved and not (
-        Kernel.takes_any_block and types.interleaved == ANY_BLOCK
-    ):
-        return String(
-            t"{kernel_name(Kernel.code)} takes activations in"
-            t" {activation_layout(Kernel.interleaved)}; here"
-            t" {activation_layout(types.interleaved)}"
-        )
-    return Kernel.type_refusal(types)
 
 
 struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
@@ -397,15 +223,9 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             Why the requested kernel, or every one, cannot take the problem.
         """
         if requested == KERNEL_AUTO and problem.has_outputs():
-            comptime for i in range(Self.Kernels.length):
-                comptime Kernel = Self.Kernels[i]
-                comptime built = has_kernel(
-                    kernels, Kernel.code
-                ) and not built_refusal[Kernel](types)
-                comptime if built:
-                    var tuned = Kernel.tuned_plan(problem, operands, device)
-                    if tuned:
-                        return Planned(Kernel.code, tuned.value())
+            var tuned = Self._tuned[types, kernels](problem, operands, device)
+            if tuned:
+                return tuned.value()
         var kernel = Self.choose[types, kernels](
             requested, problem, operands, device
         )
@@ -422,6 +242,81 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                         kernel, Kernel.plan(problem, operands, device)
                     )
         raise _compiled_without(kernel)
+
+    @staticmethod
+    @no_inline
+    def named[
+        types: OperandTypes, kernels: Int = ALL_KERNELS
+    ](
+        kernel: Int,
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> Planned:
+        """How a kernel runs a problem by a cut that somebody names.
+
+        Parameters:
+            types: Of the operands.
+            kernels: What the op is compiled with.
+
+        Args:
+            kernel: A `KERNEL_*` code.
+            problem: The convolution, valid, with at least one output.
+            operands: Its operands.
+            device: The device.
+            numbers: Of the cut.
+
+        Raises:
+            Why the kernel cannot run the problem, or not so.
+        """
+        if kernel == KERNEL_AUTO:
+            raise Error("config: auto has no cut; name the kernel whose it is")
+        var refusal = Self.refusal[types, kernels](
+            kernel, problem, operands, device
+        )
+        if refusal:
+            raise Error(refusal.value())
+        comptime for i in range(Self.Kernels.length):
+            comptime Kernel = Self.Kernels[i]
+            comptime built = (
+                has_kernel(kernels, Kernel.code)
+                and Kernel.takes_cuts
+                and not built_refusal[Kernel](types)
+            )
+            comptime if built:
+                if kernel == Kernel.code:
+                    return Planned(
+                        kernel,
+                        Kernel.named_plan(problem, operands, device, numbers),
+                        tuned=True,
+                    )
+        raise Error(t"{kernel_name(kernel)} takes no cut by name")
+
+    @staticmethod
+    def _tuned[
+        types: OperandTypes, kernels: Int
+    ](problem: ConvProblem, operands: Operands, device: Device) -> Optional[
+        Planned
+    ]:
+        """How a tuner measured a problem to run faster than what would be
+        chosen otherwise, if it has, and it can run so."""
+        comptime for i in range(Self.Kernels.length):
+            comptime if Self.Kernels[i].takes_cuts:
+                var row = tuned_row(problem, operands.types, device.units)
+                if not row:
+                    return None
+                try:
+                    return Self.named[types, kernels](
+                        row.value().kernel,
+                        problem,
+                        operands,
+                        device,
+                        row.value().numbers,
+                    )
+                except:
+                    return None
+        return None
 
     @staticmethod
     def find_plan[
@@ -513,6 +408,8 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
                     var plan = String(planned.get[Kernel.Plan]())
                     if requested != KERNEL_AUTO:
                         return "asked for by config=; " + plan
+                    if planned.tuned:
+                        return "tuned: " + plan
                     return plan + refusals
             elif (
                 has_kernel(kernels, Kernel.code)

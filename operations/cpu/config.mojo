@@ -6,7 +6,7 @@ from std.sys.info import CompilationTarget, simd_width_of
 
 from ..conv.fields import PANEL
 from ..conv.operands import OperandTypes
-from ..conv.registry import kernel_name
+from ..conv.kernel import kernel_name
 
 comptime LANES = min(PANEL, simd_width_of[DType.float32]())
 """Lanes of a float32 register; a panel is `PANEL / LANES` registers wide."""

@@ -7,12 +7,15 @@ from std.collections import Optional
 from ..conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
+    GEOMETRY_PRECISION,
     LAYOUT_PACKED,
+    PRECISION_FLOAT32,
 )
 from ..conv.known import UNKNOWN_FILTER, KnownProblem
 from ..conv.memory import HostBuffer
 from ..conv.operands import Arguments, Device
 from ..conv.packing import pack_filter
+from ..conv.plans import Planned
 from ..conv.problem import ConvProblem, Geometry
 from ..conv.target import Target
 from .pool import CpuContext, MaxPool, Pool
@@ -31,6 +34,8 @@ def convolve[
     *,
     layout: Int,
     requested: Int,
+    exact: Bool = True,
+    named: Optional[Planned] = None,
 ) raises:
     """Runs a convolution, packing its filter first if it is not packed.
 
@@ -45,16 +50,20 @@ def convolve[
         arguments: Its operands.
         layout: The filter's `LAYOUT_*` code.
         requested: A `KERNEL_*` code; `KERNEL_AUTO` leaves the choice here.
+        exact: Whether products are asked to be exact.
+        named: How to run it, if somebody says so; then nothing is planned.
 
     Raises:
         If the requested kernel, or every one, cannot take the problem: why.
     """
     comptime Call = type_of(arguments)
     comptime types = Call.types(scaled)
-    var planned = CpuRegistry[P].find_plan[types, kernels](
+    var planned = named.value() if named else CpuRegistry[P].find_plan[
+        types, kernels
+    ](
         requested,
         problem,
-        arguments.operands(exact=True),
+        arguments.operands(exact=exact),
         Device(0, pool.threads()),
     )
     if not problem.has_outputs():
@@ -94,4 +103,5 @@ struct Cpu(Target):
             arguments,
             layout=geometry[GEOMETRY_FILTER_LAYOUT],
             requested=geometry[GEOMETRY_KERNEL],
+            exact=geometry[GEOMETRY_PRECISION] == PRECISION_FLOAT32,
         )

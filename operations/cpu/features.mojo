@@ -9,7 +9,7 @@ from std.collections import Optional
 from std.ffi import _Global, external_call
 from std.sys.info import CompilationTarget
 
-from .variables import variable
+from ..conv.variables import variable
 
 comptime AMX_BF16 = 0
 """Tiles: `tdpbf16ps` (AMX-BF16)."""

@@ -1,6 +1,6 @@
 """What a kernel of the CPU's registry says beside what every kernel does."""
 
-from ..conv.registry import ConvKernel
+from ..conv.kernel import ConvKernel
 from .gemm.mma import Fma
 from .unit import MultiplyUnit
 

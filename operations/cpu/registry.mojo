@@ -3,7 +3,8 @@
 from ..conv.fields import CPU_KERNELS, KERNEL_AUTO, PANEL
 from ..conv.operands import Device, Operands, OperandTypes
 from ..conv.problem import ConvProblem
-from ..conv.registry import Registry, built_refusal
+from ..conv.kernel import built_refusal
+from ..conv.registry import Registry
 from .direct.depthwise import Depthwise
 from .direct.few_filters import FewFilters
 from .direct.grouped import Grouped

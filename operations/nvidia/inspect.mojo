@@ -8,7 +8,7 @@ from std.sys.info import size_of
 from ..conv.access import MemoryActivation, MemoryOutput
 from ..conv.operands import Device, Operands, OperandTypes
 from ..conv.problem import ConvProblem
-from ..conv.registry import ConvKernel
+from ..conv.kernel import ConvKernel
 
 
 @fieldwise_init

@@ -13,7 +13,7 @@ from ..conv.fields import (
 from ..conv.known import UNKNOWN, KnownProblem
 from ..conv.memory import element_bytes
 from ..conv.operands import Operands, OperandTypes
-from ..conv.registry import kernel_name
+from ..conv.kernel import kernel_name
 from .summed_output import SUM_TYPE
 from .device import is_blackwell, is_hopper
 from .patches import may_merge_patches

@@ -1,7 +1,8 @@
 """The kernels of NVIDIA GPUs, in the order in which they are asked."""
 
 from ..conv.fields import GPU_KERNELS
-from ..conv.registry import Registry, kernel_name
+from ..conv.kernel import kernel_name
+from ..conv.registry import Registry
 from .device import target_capability
 from .few_filters.launch import FewFilters
 from .generic.depthwise_launch import Depthwise

@@ -3,7 +3,7 @@
 A library is for a family of types. A CPU has one library of all kernels. A GPU has one that chooses
 the kernel, which the CPU runs, one for each kernel, one for the mean over pixels, and one for group
 normalization. The benchmark has one more for a CPU: the peak of its multiplications; the tuner one
-of the limits of kernels' configurations, and one that runs a kernel by configurations on a CPU.
+of the limits of kernels' configurations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ __all__ = [
     "Family",
     "beside_file",
     "chooser_file",
-    "cuts_file",
     "explain_file",
     "host_file",
     "kernel_file",
@@ -165,21 +164,6 @@ def rules_file() -> Path:
     """
     family = Family("float32", "float32", "float32", scaled=False)
     return _built("tune", family, "", doing="compiling the limits of maxconv's kernels")
-
-
-def cuts_file(dtype: str, out_dtype: str) -> Path:
-    """Returns the library that runs the implicit GEMM as a tuner says, from the cache or made now.
-
-    Args:
-        dtype: Of activation and filter.
-        out_dtype: Of the output.
-
-    Raises:
-        LibraryError: See ``maxconv.library_path``.
-    """
-    family = Family(dtype, "float32", out_dtype, scaled=False)
-    doing = f"compiling maxconv's implicit GEMM for the tuner, {dtype}"
-    return _built("tune_cpu", family, "", doing=doing)
 
 
 def _of_level(

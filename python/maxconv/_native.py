@@ -17,7 +17,7 @@ import functools
 import importlib.util
 import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
@@ -203,8 +203,25 @@ class Host(Library):
         self._prepare = self.function("prepare", 5)
         self.release = self.function("release", 1, None)
         self.run = self.function("run", 9)
+        self._name = self.function("name", 4)
         self._explain = self.function("explain", 3)
         self._transpose = self.function("transpose", 8)
+
+    def name(self, prepared: Prepared, cut: Sequence[int], threads: int) -> None:
+        """Has later runs of a call cut the problem by numbers, not as the kernel itself chooses.
+
+        Args:
+            prepared: What ``prepare`` of this library returned, of a call that asks for a kernel.
+            cut: The numbers of the kernel's cut.
+            threads: How many may run; later runs have as many.
+
+        Raises:
+            ValueError: The kernel cannot run the problem, or not so; the message says why.
+        """
+        numbers = (ctypes.c_int64 * len(cut))(*cut)
+        address = ctypes.addressof(numbers)
+        if failed := self._name(prepared.handle, address, len(cut), threads):
+            raise self.error(failed)
 
     def explain(self, prepared: Prepared, threads: int) -> tuple[str, str]:
         """Returns the kernel that runs a call, and why, without running it.

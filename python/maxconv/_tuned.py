@@ -5,7 +5,7 @@ empty, none.
 
 The kernels read no YAML. The rows that are for this CPU and these versions are written to a small
 text file, an entry of the cache that is named by what is in it, and a variable of the environment
-tells the kernels its path (``operations/cpu/gemm/tuned.mojo``). They look when they plan a problem,
+tells the kernels its path (``operations/conv/tuned.mojo``). They look when they plan a problem,
 in PyTorch's calls and in graphs, and read the file once a process.
 """
 
@@ -49,7 +49,7 @@ TABLE_VARIABLE = "MAXCONV_TUNED"
 #: The variable that names the kernels' file. Each process sets it anew.
 FILE_VARIABLE = "MAXCONV_TUNED_FILE"
 
-_TEXT_SCHEMA = "maxconv tuned cpu 1"
+_TEXT_SCHEMA = "maxconv tuned cpu 2"
 _TEXT_NAME = "tuned.txt"
 
 
@@ -60,13 +60,18 @@ class Line(NamedTuple):
     out_dtype: str
     threads: int
     problem: tuple[int, ...]
+    kernel: str
+    """What runs it, by name."""
     cut: tuple[int, ...]
-    """The numbers of ``CUT_FIELDS``."""
+    """The numbers of the kernel's ``CUT_FIELDS``."""
 
 
 def text_of(lines: Sequence[Line]) -> str:
     """Returns a file for the kernels."""
-    texts = [" ".join(map(str, (*line[:3], *line.problem, "=", *line.cut))) for line in lines]
+    texts = [
+        " ".join(map(str, (*line[:3], *line.problem, "=", line.kernel, *line.cut)))
+        for line in lines
+    ]
     return "\n".join((_TEXT_SCHEMA, *texts, f"end {len(texts)}", ""))
 
 
@@ -80,8 +85,8 @@ def derived(rows: Sequence[Row], device: Device, versions: Mapping[str, str]) ->
     """
     return [
         Line(
-            *(row.dtype, row.out_dtype, row.threads, row.problem),
-            tuple(row.configuration[name] for name in CUT_FIELDS),
+            *(row.dtype, row.out_dtype, row.threads, row.problem, row.after.kernel),
+            tuple(row.configuration[name] for name in CUT_FIELDS[row.after.kernel]),
         )
         for row in rows
         if row.device == device and row.versions == versions

@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from ._fields import DOT_KERNELS, Kernel
 from ._library import OPERATIONS, cache_dir, compiler_version, fingerprint, max_version
 from ._machine import cpu_features, cpu_model
 from ._version import __version__
 
 __all__ = [
     "CUT_FIELDS",
-    "KERNEL",
     "SCHEMA",
     "Device",
     "Row",
@@ -34,13 +34,18 @@ __all__ = [
 ]
 
 #: The version of the tables' form; another one's are not read.
-SCHEMA = 1
+SCHEMA = 2
 
-#: The kernel that rows are of.
-KERNEL = "implicit_gemm"
+_ROWS = ("cuts_columns", "rows", "block")
+_DOT = ("access", "lines", "columns", "unit_count", "threads")
 
-#: The numbers of a cut, in the order in which the kernels read them.
-CUT_FIELDS = ("access", "tile_rows", "tiles", "group_count", "unit_count", "depth")
+#: The numbers of each kernel's cut, in the order in which it reads them.
+CUT_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "implicit_gemm": ("access", "tile_rows", "tiles", "group_count", "unit_count", "depth"),
+    "winograd": ("shares_input", "tiles", "unit_count", "units_at_once", "slice"),
+    **dict.fromkeys((Kernel.WIDENING.name.lower(), *(k.name.lower() for k in DOT_KERNELS)), _DOT),
+    **dict.fromkeys(("depthwise", "grouped", "few_filters"), _ROWS),
+}
 
 _PROBLEM_NUMBERS = 22
 _ALLOWED_FEATURES = "MAXCONV_CPU_FEATURES"
@@ -86,7 +91,7 @@ class Row:
     threads: int
     device: Device
     configuration: Mapping[str, int]
-    """Of ``KERNEL``."""
+    """Of the kernel ``after`` ran: a number for each of its ``CUT_FIELDS``."""
     before: Timing
     """What dispatch chooses."""
     after: Timing
@@ -196,10 +201,13 @@ def _row(entry: Any) -> Row:
     numbers = (*row.problem, row.threads, *row.configuration.values())
     if len(row.problem) != _PROBLEM_NUMBERS or not all(type(number) is int for number in numbers):
         raise ValueError(f"problem {row.problem} is not {_PROBLEM_NUMBERS} whole numbers")
-    if tuple(row.configuration) != CUT_FIELDS:
-        raise ValueError(f"configuration {row.configuration} has not {', '.join(CUT_FIELDS)}")
-    if row.after.kernel != KERNEL or len(entry["gain"]) != 3 or row.threads < 1:
-        raise ValueError("one kernel, three quartiles and one thread are the least of a row")
+    if row.after.kernel not in CUT_FIELDS:
+        raise ValueError(f"kernel {row.after.kernel!r} is not one of {', '.join(CUT_FIELDS)}")
+    fields_of_kernel = CUT_FIELDS[row.after.kernel]
+    if tuple(row.configuration) != fields_of_kernel:
+        raise ValueError(f"configuration {row.configuration} has not {', '.join(fields_of_kernel)}")
+    if len(entry["gain"]) != 3 or row.threads < 1:
+        raise ValueError("three quartiles and one thread are the least of a row")
     if any(len(text.split()) != 1 for text in (row.dtype, row.out_dtype)):
         raise ValueError(f"dtypes {row.dtype!r} and {row.out_dtype!r} are no names of types")
     return row

@@ -31,7 +31,8 @@ from operations.conv.fields import (
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.operands import Arguments, Operands, OperandTypes
 from operations.conv.problem import ConvProblem
-from operations.conv.registry import ALL_KERNELS, kernel_name
+from operations.conv.kernel import kernel_name
+from operations.conv.registry import ALL_KERNELS
 from operations.nvidia.convolve import convolve
 from operations.nvidia.device import device_of
 from operations.nvidia.registry import GPU_REGISTRY

@@ -51,7 +51,7 @@ from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.operands import Arguments, Operands as Facts, OperandTypes
-from operations.conv.registry import kernel_name
+from operations.conv.kernel import kernel_name
 from operations.nvidia.convolve import convolve
 from operations.nvidia.device import device_of
 from operations.nvidia.registry import GPU_REGISTRY

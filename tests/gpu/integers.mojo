@@ -36,7 +36,7 @@ from operations.conv.memory import Reads, Writes
 from operations.conv.operands import Arguments
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.quantization import Quantization, filter_dtype
-from operations.conv.registry import kernel_name
+from operations.conv.kernel import kernel_name
 from operations.conv.search import Found
 from operations.nvidia.convolve import convolve
 from operations.nvidia.device import device_of

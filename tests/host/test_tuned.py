@@ -14,12 +14,11 @@ import pytest
 
 from maxconv import _cli as cli
 from maxconv import _tuned as tuned
-from maxconv._fields import Kernel
+from maxconv._fields import DOT_KERNELS, Kernel, Precision
 from maxconv._problems import parse_problem
 from maxconv._tuned import FILE_VARIABLE, TABLE_VARIABLE, derived, text_of
 from maxconv._tuned_table import (
     CUT_FIELDS,
-    KERNEL,
     Device,
     Row,
     TableError,
@@ -32,7 +31,7 @@ from maxconv._tuned_table import (
 from maxconv.tuner.command import this_environment
 from maxconv.tuner.measure import CpuMeasurer, Protocol
 from maxconv.tuner.records import Environment, Records
-from maxconv.tuner.space import Space, open_space
+from maxconv.tuner.space import Space, open_space, open_spaces
 from maxconv.tuner.table import Changes, Confirmation, change_table, configuration_in
 
 HERE = Device("a CPU", "x86_64", ("avx2", "fma"))
@@ -41,20 +40,31 @@ VERSIONS = {"maxconv": "0.1.0", "max": "26.7.0", "mojo": "1.2.0", "operations": 
 #: One that Winograd's kernel takes, and one of a single tap.
 SQUARE = parse_problem("1x12x12x64:64x3x3")
 POINT = parse_problem("1x8x8x32:64x1x1")
+#: The kernel that rows are of, unless a test says another.
+KERNEL = "implicit_gemm"
 #: Cuts that dispatch does not choose, as ``CUT_FIELDS`` names their numbers.
 CUTS = {SQUARE: (0, 4, 2, 1, 1, 144), POINT: (0, 4, 3, 1, 1, 16)}
+#: One that dispatch gives to the implicit GEMM, and that Winograd's kernel takes.
+SMALL = parse_problem("1x9x9x16:24x3x3", padding=1)
+#: One of a filter a channel.
+DEEP = parse_problem("1x9x9x24:24x3x3", padding=1, groups=24)
 
 
-def row(problem: Any = SQUARE, cut: tuple[int, ...] | None = None, **changed: Any) -> Row:
+def row(
+    problem: Any = SQUARE,
+    cut: tuple[int, ...] | None = None,
+    kernel: str = KERNEL,
+    **changed: Any,
+) -> Row:
     made = Row(
         problem=tuple(problem.numbers()),
         dtype="float32",
         out_dtype="float32",
         threads=1,
         device=HERE,
-        configuration=dict(zip(CUT_FIELDS, cut or CUTS[problem], strict=True)),
+        configuration=dict(zip(CUT_FIELDS[kernel], cut or CUTS[problem], strict=True)),
         before=Timing("winograd", 12.5, 0.01),
-        after=Timing(KERNEL, 10.0, 0.02),
+        after=Timing(kernel, 10.0, 0.02),
         gain=(1.2, 1.25, 1.3),
         versions=VERSIONS,
     )
@@ -67,7 +77,8 @@ def confirmation(gain: tuple[float, float, float], **changed: Any) -> Confirmati
         dtype="float32",
         out_dtype="float32",
         units=1,
-        configuration=dict(zip(CUT_FIELDS, CUTS[SQUARE], strict=True)),
+        tuned=KERNEL,
+        configuration=dict(zip(CUT_FIELDS[KERNEL], CUTS[SQUARE], strict=True)),
         kernel="winograd",
         before=12.5e-6,
         before_spread=0.01,
@@ -98,7 +109,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         with pytest.raises(TableError, match="tuned table: "):
             read_table(path)
     for found, changed, message in [
-        ("schema: 1", "schema: 2", "has schema 2; this version reads 1"),
+        ("schema: 2", "schema: 1", "has schema 1; this version reads 2"),
         ("count: 2", "count: 3", "has not the 3 rows of its count"),
         ("rows:", "lines:", "has not the keys schema, count and rows"),
         ("threads: 1", "threads: 0", r"row \d of .*one thread"),
@@ -109,6 +120,8 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         ("depth: 144", "depth: deep", r"row \d of .*whole numbers"),
         ("problem: [1, ", "problem: [", r"row \d of .*22 whole numbers"),
         ("us: 12.5", "ms: 12.5", r"row \d of .*TypeError"),
+        ("implicit_gemm", "pointwise", r"row \d of .*'pointwise' is not one of implicit_gemm"),
+        ("implicit_gemm", "winograd", r"row \d of .*has not shares_input"),
     ]:
         assert found in whole
         path.write_text(whole.replace(found, changed))
@@ -125,9 +138,9 @@ def test_the_kernels_file_has_the_rows_of_this_cpu_and_version() -> None:
     rows = [row(), row(POINT, device=other), row(threads=2, versions=newer), row(threads=3)]
     text = text_of(derived(rows, HERE, VERSIONS))
     numbers = "1 64 64 1 1 12 12 1 3 3 1 1 1 1 1 1 0 0 0 0 0 0"
-    cut = "0 4 2 1 1 144"
+    cut = "implicit_gemm 0 4 2 1 1 144"
     assert text == (
-        "maxconv tuned cpu 1\n"
+        "maxconv tuned cpu 2\n"
         f"float32 float32 1 {numbers} = {cut}\n"
         f"float32 float32 3 {numbers} = {cut}\n"
         "end 2\n"
@@ -181,8 +194,18 @@ def space() -> Space:
 
 
 def test_rows_have_the_fields_of_the_kernel(space: Space) -> None:
-    assert space.judge.fields == CUT_FIELDS
+    asked = [(SQUARE, "float32"), (SQUARE, "uint8"), (DEEP, "float32")]
+    asked += [(parse_problem("1x9x9x16:2x3x3"), "float32")]
+    asked += [(parse_problem("1x9x9x32:32x3x3", groups=8), "float32")]
+    found = set()
+    for problem, dtype in asked:
+        for each in open_spaces(problem, "cpu", dtype=dtype, units=1):
+            assert each.judge.fields == CUT_FIELDS[each.kernel.name.lower()]
+            found.add(each.kernel.name.lower())
+    assert {"implicit_gemm", "winograd", "depthwise", "grouped", "few_filters"} <= found
+    assert found & {"widening", *(kernel.name.lower() for kernel in DOT_KERNELS)}
     assert space.kernel.name.lower() == KERNEL
+    assert configuration_in([row(SMALL, (0, 6, 1, 1, 16), "winograd")], space, HERE) is None
     assert configuration_in([row(POINT), row()], space, HERE) == row().configuration
     assert configuration_in([row(threads=2)], space, HERE) is None
 
@@ -241,10 +264,13 @@ print(json.dumps(ask()))
 """
 
 ASKED = [
-    (SQUARE, 1, Kernel.AUTO),
-    (POINT, 1, Kernel.AUTO),
-    (SQUARE, 2, Kernel.AUTO),
-    (SQUARE, 1, Kernel.IMPLICIT_GEMM),
+    (SQUARE, 1, Kernel.AUTO, Precision.TF32),
+    (POINT, 1, Kernel.AUTO, Precision.TF32),
+    (SQUARE, 2, Kernel.AUTO, Precision.TF32),
+    (SQUARE, 1, Kernel.IMPLICIT_GEMM, Precision.TF32),
+    (SMALL, 1, Kernel.AUTO, Precision.TF32),
+    (SMALL, 1, Kernel.AUTO, Precision.FLOAT32),
+    (DEEP, 1, Kernel.AUTO, Precision.TF32),
 ]
 
 
@@ -258,13 +284,13 @@ def ask() -> list[list[str]]:
 
     library = host(Family("float32", "float32", "float32", scaled=False))
     found = []
-    for problem, threads, kernel in ASKED:
+    for problem, threads, kernel, precision in ASKED:
         made = operands(problem, "float32", "float32", 0)
         call = Call.of(
             tuple(map(int, problem.input_shape)),
             tuple(map(int, problem.output_shape)),
             made.filter.size,
-            problem.geometry(filter_layout=Layout.PACKED, kernel=kernel),
+            problem.geometry(filter_layout=Layout.PACKED, kernel=kernel, precision=precision),
             encode_scalars(),
         )
         prepared = library.prepare(call)
@@ -320,6 +346,26 @@ def test_the_library_runs_what_was_tuned(untuned: list[list[str]], tmp_path: Pat
     assert found[2:] == untuned[2:]
 
 
+def test_a_row_may_name_another_kernel(untuned: list[list[str]], tmp_path: Path) -> None:
+    assert [kernel for kernel, _, _ in untuned[4:]] == [KERNEL, KERNEL, "depthwise"]
+    table = tmp_path / "tuned.yaml"
+    rows = [row(SMALL, (0, 6, 1, 1, 16), "winograd", **ours())]
+    write_table(table, [*rows, row(DEEP, (1, 2, 8), "depthwise", **ours())])
+    found, told = probe(table)
+    assert told == ""
+    assert found[4][0] == "winograd"
+    assert found[4][1].startswith("tuned: F(2x2, 3x3), the filter transformed first; ")
+    assert found[4][2] == ""
+    # Whoever wants exact products gets what dispatch chooses.
+    assert found[5] == untuned[5]
+    assert found[6][0] == "depthwise"
+    assert found[6][1] == f"tuned: {untuned[6][1]}"
+    assert found[6][2] == ""
+    # Of a kernel that does not take the problem.
+    write_table(table, [row(DEEP, (0, 6, 1, 1, 16), "winograd", **ours())])
+    assert probe(table) == (untuned, "")
+
+
 def test_rows_that_are_stale_are_ignored(untuned: list[list[str]], tmp_path: Path) -> None:
     table = tmp_path / "tuned.yaml"
     mine = this_device()
@@ -357,9 +403,10 @@ def test_the_kernels_read_a_whole_file_or_none(untuned: list[list[str]], tmp_pat
     assert probe("", str(file))[0][0][1].startswith("tuned: ")
     for broken in (
         whole[: whole.index("end")],
-        whole.replace("cpu 1", "cpu 2", 1),
+        whole.replace("cpu 2", "cpu 1", 1),
+        whole.replace("implicit_gemm", "implicit", 1),
         whole.replace(" = ", " 7 = ", 1),
-        whole.replace(" = 0", " = x", 1),
+        whole.replace("_gemm 0", "_gemm x", 1),
     ):
         file.write_text(broken)
         assert probe("", str(file))[0] == untuned

@@ -17,21 +17,28 @@ import pytest
 from tests.reference import conv_reference
 
 from maxconv import _cli as cli
+from maxconv._fields import Kernel
+from maxconv._library_files import Family
+from maxconv._native import host
+from maxconv._openmp import installed_parallel
 from maxconv._packing import bfloat16_to_float32
 from maxconv._problem import ConvProblem
 from maxconv._problems import parse_problem
+from maxconv._tuned import use_no_table
 from maxconv.tuner.command import this_environment
 from maxconv.tuner.measure import CpuMeasurer, Measurer, Outcome, Protocol
 from maxconv.tuner.measure.base import DISPATCHED, Configuration, summarize
+from maxconv.tuner.measure.clock import Clock
 from maxconv.tuner.measure.cpu import Worker, WorkerError
-from maxconv.tuner.measure.cuts import CutRequest, choose_cut, measure_cuts
+from maxconv.tuner.measure.cuts import CutRequest, call_of, measure_cuts
 from maxconv.tuner.measure.oracle import LARGEST, Operands, convolved
 from maxconv.tuner.records import Environment, Records
+from maxconv.tuner.rivals import rivals, shares
 from maxconv.tuner.search import RandomSearch
 from maxconv.tuner.search.random import RandomSettings
 from maxconv.tuner.session import Progress, tune
 from maxconv.tuner.solver import Solver
-from maxconv.tuner.space import Space, configuration, open_space
+from maxconv.tuner.space import Space, configuration, open_space, open_spaces
 
 #: As short as it gets: tests look at what is right, not at how long it takes.
 QUICK = Protocol(rounds=2, burst_s=1e-6)
@@ -47,7 +54,8 @@ PROBLEMS = [
 
 def request(space: Space) -> CutRequest:
     return CutRequest(
-        space.problem, space.dtype, space.out_dtype, space.units, space.judge.fields, QUICK
+        *(space.problem, space.kernel.name.lower(), space.dtype, space.out_dtype),
+        *(space.units, space.judge.fields, QUICK),
     )
 
 
@@ -87,6 +95,14 @@ def test_the_oracle_sees_a_single_wrong_output() -> None:
     made.poison()
     assert np.isnan(made.output).all()
     assert str(made.wrong()).startswith(f"wrong result: {count} of {count} outputs")
+    for dtype in ("int8", "uint8"):
+        eight = Operands(PROBLEMS[0], dtype, dtype, 0)
+        assert eight.activation.min() == (0 if dtype == "uint8" else -LARGEST)
+        assert np.unique(eight.expected).size > 50
+        eight.poison()
+        assert str(eight.wrong()).startswith(f"wrong result: {count} of {count} outputs")
+        eight.output[...] = eight.expected
+        assert eight.wrong() is None
     with pytest.raises(ValueError, match="sums of 2000000 products may be no exact float32"):
         Operands(parse_problem("1x1x1x2000000:1x1x1"), "float32", "float32", 0)
 
@@ -95,19 +111,37 @@ def test_the_oracle_sees_a_single_wrong_output() -> None:
 def test_every_configuration_computes_the_convolution(problem: ConvProblem) -> None:
     space = open_space(problem, "cpu", units=2)
     asked = request(space)
-    outcomes = measure_cuts(asked, drawn(space, 24), choose_cut(asked))
+    outcomes = measure_cuts(asked, drawn(space, 24), space.judge.choice())
     assert [outcome.error for outcome in outcomes] == [None] * len(outcomes)
     assert all(outcome.seconds and outcome.incumbent for outcome in outcomes)
 
 
+#: Problems of the other kernels: a filter a channel, narrow groups, few filters, small squares.
+OTHERS = [
+    parse_problem("2x9x13x24:24x3x3", padding=1, groups=24),
+    parse_problem("1x7x50x19:19x5x5", padding=2, groups=19),
+    parse_problem("2x9x13x32:32x3x3", padding=1, groups=8),
+    parse_problem("1x13x19x40:5x3x3", padding=1),
+    parse_problem("1x20x21x40:72x3x3", padding=1),
+    parse_problem("2x19x19x12:36x2x2"),
+]
+
+
+@pytest.mark.parametrize("problem", OTHERS, ids=str)
+def test_every_kernels_configurations_compute_the_convolution(problem: ConvProblem) -> None:
+    for space in open_spaces(problem, "cpu", units=3):
+        outcomes = measure_cuts(request(space), [*drawn(space, 24), space.judge.choice()])
+        assert {outcome.error for outcome in outcomes} == {None}
+
+
 @pytest.mark.extended
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8", "uint8"])
 def test_many_configurations_compute_the_convolution(dtype: str) -> None:
-    for place, problem in enumerate(PROBLEMS):
+    for place, problem in enumerate([*PROBLEMS, *OTHERS]):
         for units in (1, 3):
-            space = open_space(problem, "cpu", dtype=dtype, units=units)
-            outcomes = measure_cuts(request(space), drawn(space, 60, place))
-            assert {outcome.error for outcome in outcomes} == {None}
+            for space in open_spaces(problem, "cpu", dtype=dtype, units=units):
+                outcomes = measure_cuts(request(space), drawn(space, 60, place))
+                assert {outcome.error for outcome in outcomes} == {None}, space.kernel
 
 
 def test_what_cannot_run_is_said_and_the_rest_is_measured() -> None:
@@ -120,6 +154,30 @@ def test_what_cannot_run_is_said_and_the_rest_is_measured() -> None:
     assert outcomes[1].incumbent is None
     with pytest.raises(ValueError, match="incumbent: configuration: tiles: 9 is not 1 to 8"):
         measure_cuts(request(space), [good], bad)
+
+
+def test_a_cut_is_named_of_a_kernel_and_for_its_threads() -> None:
+    use_no_table()
+    library = host(Family("float32", "float32", "float32", scaled=False))
+    made = Operands(PROBLEMS[0], "float32", "float32", 0)
+    space = open_space(PROBLEMS[0], "cpu", units=1)
+    cut = tuple(space.judge.choice().values())
+    call = library.prepare(call_of(PROBLEMS[0], made, Kernel.IMPLICIT_GEMM))
+    with pytest.raises(ValueError, match="configuration: 2 numbers are not access, tile_rows, ti"):
+        library.name(call, cut[:2], 1)
+    library.name(call, cut, 1)
+    call.run(*made.addresses(1, 0))
+    assert made.wrong() is None
+    with pytest.raises(ValueError, match="threads: 2 are not the 1 of the configuration"):
+        call.run(*made.addresses(2, installed_parallel()))
+    for kernel, message in (
+        (Kernel.AUTO, "config: auto has no cut; name the kernel whose it is"),
+        (Kernel.DEPTHWISE, "depthwise takes one channel and one filter a group"),
+        (Kernel.REFERENCE, "reference takes no cut by name"),
+    ):
+        other = library.prepare(call_of(PROBLEMS[0], made, kernel))
+        with pytest.raises(ValueError, match=message):
+            library.name(other, cut, 1)
 
 
 def test_outcomes_are_medians_with_their_spread() -> None:
@@ -206,7 +264,7 @@ class Formula(Measurer):
         self._interrupt_after = interrupt_after
 
     def choice(self) -> Configuration:
-        return choose_cut(request(self.space))
+        return self.space.judge.choice()
 
     def dispatched(self) -> str:
         return "winograd"
@@ -344,15 +402,15 @@ def test_nothing_is_found_where_dispatch_is_best(space: Space) -> None:
 
 def test_the_command_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "r.sqlite"
-    arguments = ["tune", "--conv", "1x8x8x16:16x3x3", "--units", "1", "--search", "random"]
+    arguments = ["tune", "--conv", "1x8x8x16:16x1x1", "--units", "1", "--search", "random"]
     arguments += ["--budget", "5", "--seed", "3", "--records", str(path), "--no-table"]
     assert cli.main(arguments) == 0
     printed = capsys.readouterr()
-    assert "1x8x8x16:16x3x3: 5/5 trials, best " in printed.err
-    assert re.match(r"1x8x8x16:16x3x3: 6 trials; dispatch [\d.]+ us \(\w+\), ", printed.out)
+    assert "1x8x8x16:16x1x1: 5/5 trials, best " in printed.err
+    assert re.match(r"1x8x8x16:16x1x1: 6 trials; dispatch [\d.]+ us \(\w+\), ", printed.out)
     assert "tuned.yaml" not in printed.out
     with Records(path, this_environment()) as records:
-        small = open_space(parse_problem("1x8x8x16:16x3x3"), "cpu", units=1)
+        small = open_space(parse_problem("1x8x8x16:16x1x1"), "cpu", units=1)
         found = records.of(small)
         assert {(record.search, record.seed, record.error) for record in found} == {
             ("random", 3, None),
@@ -361,6 +419,79 @@ def test_the_command_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert len(found) == 6
         [confirmation] = records.confirmations("cpu")
         assert confirmation.problem == tuple(small.problem.numbers())
+
+
+def test_the_command_searches_every_kernel_that_may_be_faster(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("maxconv.tuner.rivals.HOPELESS", 100.0)
+    path = tmp_path / "r.sqlite"
+    arguments = ["tune", "--conv", "1x8x8x16:16x3x3", "--units", "1", "--search", "random"]
+    arguments += ["--budget", "5", "--records", str(path), "--no-table"]
+    assert cli.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("1x8x8x16:16x3x3 on implicit_gemm: 4 trials; ")
+    assert lines[1].startswith("1x8x8x16:16x3x3 on winograd: 3 trials; ")
+    with Records(path, this_environment()) as records:
+        found = records.confirmations("cpu")
+    assert [confirmation.tuned for confirmation in found] == ["implicit_gemm", "winograd"]
+
+
+class Timed(Formula):
+    """Takes a number of times what dispatch's choice takes."""
+
+    def __init__(self, space: Space, times: float) -> None:
+        super().__init__(space)
+        self.closed = False
+        self._times = times
+
+    def measure(
+        self, configurations: Sequence[Configuration], incumbent: Configuration | None = None
+    ) -> list[Outcome]:
+        return [Outcome(1e-3 * self._times, incumbent=1e-3) for _ in configurations]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_kernels_that_are_hopeless_are_not_searched(space: Space) -> None:
+    other = open_space(space.problem, "cpu", units=2, kernel=Kernel.WINOGRAD)
+    made: dict[Kernel, Timed] = {}
+
+    def asked(gemm: float, winograd: float, tabled: Kernel | None = None) -> list[Kernel]:
+        made[space.kernel], made[other.kernel] = Timed(space, gemm), Timed(other, winograd)
+        found = rivals(
+            [space, other],
+            lambda each: made[each.kernel],
+            lambda each: {"tiles": 1} if each.kernel is tabled else None,
+        )
+        kept = [rival.space.kernel for rival in found]
+        assert [kernel for kernel, measurer in made.items() if not measurer.closed] == kept
+        return kept
+
+    assert asked(1.0, 1.4) == [Kernel.IMPLICIT_GEMM, Kernel.WINOGRAD]
+    assert asked(2.0, 1.0) == [Kernel.WINOGRAD]
+    assert asked(2.0, 1.0, Kernel.IMPLICIT_GEMM) == [Kernel.IMPLICIT_GEMM, Kernel.WINOGRAD]
+    # Of those that are all slower than what dispatch chooses, the best.
+    assert asked(2.0, 3.0) == [Kernel.IMPLICIT_GEMM]
+    assert shares(7, 3) == [3, 2, 2]
+    assert shares(1, 2) == [1, 1]
+
+
+def test_a_clock_of_one_thread_stands_still_while_it_waits() -> None:
+    assert Clock(1).seconds(lambda: time.sleep(0.02), 2) < 0.01
+    assert Clock(2).seconds(lambda: time.sleep(0.02), 2) >= 0.02
+
+
+def test_a_disturbed_burst_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Seconds on the wall, and of two threads together.
+    bursts = iter([(1.0, 2.0), (3.0, 2.0), (1.5, 2.0), (1.1, 2.2), *[(4.0, 2.0)] * 3, (2.0, 2.0)])
+    monkeypatch.setattr(Clock, "_burst", lambda *_: next(bursts))
+    clock = Clock(2)
+    assert clock.seconds(lambda: None, 2) == 0.5
+    assert clock.seconds(lambda: None, 1) == 1.1
+    # The least disturbed of four.
+    assert clock.seconds(lambda: None, 1) == 2.0
 
 
 @pytest.mark.parametrize(

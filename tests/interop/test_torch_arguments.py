@@ -12,7 +12,8 @@ from torch._subclasses import FakeTensorMode
 import maxconv.torch as mt
 from maxconv import _native
 from maxconv._fields import Precision
-from maxconv.torch._plan import torch_precision
+from maxconv.torch._arguments import read
+from maxconv.torch._plan import rounding, torch_precision
 
 pytestmark = pytest.mark.torch
 
@@ -231,3 +232,12 @@ def test_shapes_without_data(compiled: list[str]) -> None:
         mt.conv2d(x, w, None, 2, 1, 9, groups=2)
     # The library that registers the operators, where no test before loaded it.
     assert all("libmaxconv_host" in name for name in compiled)
+
+
+@pytest.mark.parametrize("asked", [None, "tf32", "float32"])
+def test_a_cpus_kernels_learn_of_a_precision_that_is_asked_for(asked: str | None) -> None:
+    """A tuned row does not have Winograd's kernel run where products are asked to be exact."""
+    arguments = read(2, 1, 0, 1, 1, None, 1.0, None, asked, None)
+    expected = Precision.TF32 if asked is None else Precision[asked.upper()]
+    assert rounding(X, arguments.flatten()) == expected
+    assert rounding(X.to(torch.bfloat16), arguments.flatten()) == Precision.TF32

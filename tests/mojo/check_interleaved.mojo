@@ -53,7 +53,8 @@ from operations.conv.operands import Arguments, Device
 from operations.conv.packing import pack_filter
 from operations.conv.problem import ConvProblem
 from operations.conv.quantization import Quantization, filter_dtype
-from operations.conv.registry import ALL_KERNELS, kernel_name
+from operations.conv.kernel import kernel_name
+from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
 from operations.cpu.dot.arm import MatrixUnit

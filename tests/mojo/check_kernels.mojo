@@ -40,7 +40,8 @@ from operations.conv.memory import HostBuffer, Writes
 from operations.conv.operands import Arguments, Device, Operands, OperandTypes
 from operations.conv.packing import pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
-from operations.conv.registry import ALL_KERNELS, kernel_name
+from operations.conv.kernel import kernel_name
+from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
 from operations.cpu.dot.arm import MatrixUnit

@@ -40,7 +40,7 @@ from operations.conv.operands import (
     alignment_of,
 )
 from operations.conv.problem import ConvProblem
-from operations.conv.registry import built_refusal
+from operations.conv.kernel import built_refusal
 from operations.conv.tile_maps import access_refusal
 from operations.nvidia.generic.dp4a_launch import Dp4a
 from operations.nvidia.generic.dp4a_tile import TILES, tile_of

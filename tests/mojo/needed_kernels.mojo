@@ -14,7 +14,8 @@ from std.sys import argv
 from operations.conv.fields import CPU_KERNELS, GPU_KERNELS
 from operations.conv.known import KnownProblem
 from operations.conv.operands import OperandTypes
-from operations.conv.registry import has_kernel, kernel_name
+from operations.conv.kernel import kernel_name
+from operations.conv.registry import has_kernel
 from operations.cpu.registry import CPU_REGISTRY
 from operations.cpu.registry import check_registry as check_cpu_registry
 from operations.nvidia.registry import GPU_REGISTRY

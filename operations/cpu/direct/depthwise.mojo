@@ -15,8 +15,9 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..config import LANES, fused_input_refusal
 from ..epilogue import TileStore
-from ..kernel import CpuKernel
+from ..named import checked_cut, raise_refusal
 from ..pool import Pool
+from .cut import RowCut
 from .image_row import (
     COLUMNS,
     MAX_SPAN_FILTERS,
@@ -24,7 +25,14 @@ from .image_row import (
     InputRow,
     Span,
 )
-from .launch import RowPlan, RowTasks, SpanKernel, exactness_refusal
+from .launch import (
+    RowKernel,
+    RowPlan,
+    RowTasks,
+    SpanKernel,
+    exactness_refusal,
+    choose_rows,
+)
 from .sums import DirectOutput, ScratchSums, SumTarget
 
 
@@ -279,7 +287,7 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct Depthwise[P: Pool](CpuKernel):
+struct Depthwise[P: Pool](RowKernel):
     """Convolutions of one channel and one filter a group.
 
     Parameters:
@@ -287,8 +295,10 @@ struct Depthwise[P: Pool](CpuKernel):
     """
 
     comptime code = KERNEL_DEPTHWISE
+    comptime takes_cuts = True
     comptime Plan = DepthwisePlan
     comptime Queue = Self.P
+    comptime filter_unit = LANES
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -325,10 +335,33 @@ struct Depthwise[P: Pool](CpuKernel):
         return problem.is_depthwise()
 
     @staticmethod
+    def choice(problem: ConvProblem, threads: Int) -> RowCut:
+        return choose_rows(problem, threads, unit=LANES)
+
+    @staticmethod
+    def named_plan(
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> DepthwisePlan:
+        var cut = checked_cut[RowCut](numbers)
+        raise_refusal(cut.refusal(problem, Self.filter_unit))
+        return Self._planned(problem, cut, device.units)
+
+    @staticmethod
     def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> DepthwisePlan:
-        return DepthwisePlan(RowPlan(problem, device.units, unit=LANES))
+        var cut = Self.choice(problem, device.units)
+        return Self._planned(problem, cut, device.units)
+
+    @staticmethod
+    def _planned(
+        problem: ConvProblem, cut: RowCut, threads: Int
+    ) -> DepthwisePlan:
+        """The plan of a cut."""
+        return DepthwisePlan(RowPlan(problem, cut, threads))
 
     @staticmethod
     def launch[

@@ -25,11 +25,19 @@ from ..config import (
     vector_registers,
 )
 from ..epilogue import TileStore
-from ..kernel import CpuKernel
+from ..named import checked_cut, raise_refusal
 from ..pixel import load_channels
 from ..pool import Pool
+from .cut import RowCut
 from .image_row import COLUMNS, ColumnTile, ImageRow, Span
-from .launch import MIN_TASK_COLUMNS, RowPlan, RowTasks, SpanKernel
+from .launch import (
+    MIN_TASK_COLUMNS,
+    RowKernel,
+    RowPlan,
+    RowTasks,
+    SpanKernel,
+    choose_rows,
+)
 
 comptime MAX_FEW_FILTERS = PANEL // 2
 """Filters that the kernel takes."""
@@ -340,7 +348,7 @@ struct FewFiltersPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct FewFilters[P: Pool](CpuKernel):
+struct FewFilters[P: Pool](RowKernel):
     """Convolutions whose filters fill less than a panel.
 
     Parameters:
@@ -348,8 +356,10 @@ struct FewFilters[P: Pool](CpuKernel):
     """
 
     comptime code = KERNEL_FEW_FILTERS
+    comptime takes_cuts = True
     comptime Plan = FewFiltersPlan
     comptime Queue = Self.P
+    comptime filter_unit = 0
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -411,17 +421,37 @@ struct FewFilters[P: Pool](CpuKernel):
         )
 
     @staticmethod
+    def choice(problem: ConvProblem, threads: Int) -> RowCut:
+        return choose_rows(
+            problem, threads, unit=MIN_TASK_COLUMNS, cuts_columns=True
+        )
+
+    @staticmethod
+    def named_plan(
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> FewFiltersPlan:
+        var cut = checked_cut[RowCut](numbers)
+        raise_refusal(cut.refusal(problem, Self.filter_unit))
+        return Self._planned(problem, cut, device.units)
+
+    @staticmethod
     def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> FewFiltersPlan:
-        var rows = RowPlan(
-            problem,
-            device.units,
-            unit=MIN_TASK_COLUMNS,
-            cuts_columns=True,
-            slack=LANES,
+        var cut = Self.choice(problem, device.units)
+        return Self._planned(problem, cut, device.units)
+
+    @staticmethod
+    def _planned(
+        problem: ConvProblem, cut: RowCut, threads: Int
+    ) -> FewFiltersPlan:
+        """The plan of a cut."""
+        return FewFiltersPlan(
+            RowPlan(problem, cut, threads, slack=LANES), problem.filters
         )
-        return FewFiltersPlan(rows, problem.filters)
 
     @staticmethod
     def launch[

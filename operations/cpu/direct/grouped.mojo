@@ -17,8 +17,9 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..config import LANES, fused_input_refusal
 from ..epilogue import TileStore
-from ..kernel import CpuKernel
+from ..named import checked_cut, raise_refusal
 from ..pool import Pool
+from .cut import RowCut
 from .image_row import (
     COLUMNS,
     MAX_SPAN_FILTERS,
@@ -27,7 +28,14 @@ from .image_row import (
     InputRow,
     Span,
 )
-from .launch import RowPlan, RowTasks, SpanKernel, exactness_refusal
+from .launch import (
+    RowKernel,
+    RowPlan,
+    RowTasks,
+    SpanKernel,
+    exactness_refusal,
+    choose_rows,
+)
 
 comptime PART = max(LANES, 8)
 """Filters of a panel that are multiplied at once: a register's lanes, and at
@@ -185,7 +193,7 @@ struct GroupedPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
 
-struct Grouped[P: Pool](CpuKernel):
+struct Grouped[P: Pool](RowKernel):
     """Convolutions of several narrow groups to a panel.
 
     Parameters:
@@ -193,8 +201,10 @@ struct Grouped[P: Pool](CpuKernel):
     """
 
     comptime code = KERNEL_GROUPED
+    comptime takes_cuts = True
     comptime Plan = GroupedPlan
     comptime Queue = Self.P
+    comptime filter_unit = PANEL
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -226,11 +236,34 @@ struct Grouped[P: Pool](CpuKernel):
         return problem.panel_groups() > 1
 
     @staticmethod
+    def choice(problem: ConvProblem, threads: Int) -> RowCut:
+        return choose_rows(problem, threads, unit=PANEL)
+
+    @staticmethod
+    def named_plan(
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> GroupedPlan:
+        var cut = checked_cut[RowCut](numbers)
+        raise_refusal(cut.refusal(problem, Self.filter_unit))
+        return Self._planned(problem, cut, device.units)
+
+    @staticmethod
     def plan(
         problem: ConvProblem, operands: Operands, device: Device
     ) raises -> GroupedPlan:
+        var cut = Self.choice(problem, device.units)
+        return Self._planned(problem, cut, device.units)
+
+    @staticmethod
+    def _planned(
+        problem: ConvProblem, cut: RowCut, threads: Int
+    ) -> GroupedPlan:
+        """The plan of a cut."""
         return GroupedPlan(
-            RowPlan(problem, device.units, unit=PANEL), problem.group_channels()
+            RowPlan(problem, cut, threads), problem.group_channels()
         )
 
     @staticmethod

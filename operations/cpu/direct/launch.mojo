@@ -10,7 +10,9 @@ from ...conv.problem import ConvProblem
 from ...conv.quantization import EXACT_PRODUCTS
 from ..accumulators import OutputTile
 from ..epilogue import TileStore
+from ..kernel import CpuKernel
 from ..scheduler import Schedule, Tasks
+from .cut import RowCut, image_rows
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
 from .sums import DirectOutput
 
@@ -27,6 +29,33 @@ comptime THREAD_BLOCKS = 4
 
 comptime MIN_TASK_COLUMNS = 32
 """Output columns of the narrowest part of an image row that is a task."""
+
+
+def choose_rows(
+    problem: ConvProblem, threads: Int, *, unit: Int, cuts_columns: Bool = False
+) -> RowCut:
+    """Cuts by rows and, if they are few, so that a single row still feeds every
+    thread.
+
+    Args:
+        problem: The convolution.
+        threads: How many threads there are.
+        unit: What a block should be a multiple of.
+        cuts_columns: Whether blocks are of columns.
+    """
+    var all = image_rows(problem)
+    var extent = problem.output[2] if cuts_columns else problem.filters
+    var blocks = min(
+        ceildiv(extent, unit), ceildiv(threads * THREAD_BLOCKS, all)
+    )
+    var block = ceildiv(ceildiv(extent, blocks), unit) * unit
+    if cuts_columns:
+        block = min(block, ceildiv(extent, COLUMNS) * COLUMNS)
+    return RowCut(
+        cuts_columns=1 if cuts_columns else 0,
+        rows=max(1, min(MAX_TASK_ROWS, all // (threads * THREAD_TASKS))),
+        block=block,
+    )
 
 
 @fieldwise_init
@@ -49,33 +78,26 @@ struct RowPlan(ImplicitlyCopyable, Movable):
     def __init__(
         out self,
         problem: ConvProblem,
+        cut: RowCut,
         threads: Int,
         *,
-        unit: Int,
-        cuts_columns: Bool = False,
         slack: Int = 0,
     ):
-        """Cuts by rows and, if they are few, so that a single row still feeds
-        every thread.
+        """Schedules a cut.
 
         Args:
             problem: The convolution.
+            cut: The cut.
             threads: How many threads there are.
-            unit: What a block should be a multiple of.
-            cuts_columns: Whether blocks are of columns.
             slack: Float32 values that may be written behind a span's sums.
         """
-        self.image_rows = problem.gemm_m() // problem.output[2]
-        self.rows = max(
-            1, min(MAX_TASK_ROWS, self.image_rows // (threads * THREAD_TASKS))
+        self.image_rows = image_rows(problem)
+        self.rows = cut.rows
+        self.cuts_columns = cut.cuts_columns == 1
+        self.extent = problem.output[2] if self.cuts_columns else (
+            problem.filters
         )
-        self.cuts_columns = cuts_columns
-        self.extent = problem.output[2] if cuts_columns else problem.filters
-        var blocks = min(
-            ceildiv(self.extent, unit),
-            ceildiv(threads * THREAD_BLOCKS, self.image_rows),
-        )
-        self.block = ceildiv(ceildiv(self.extent, blocks), unit) * unit
+        self.block = cut.block
         var tasks = ceildiv(self.image_rows, self.rows) * ceildiv(
             self.extent, self.block
         )
@@ -93,6 +115,24 @@ struct RowPlan(ImplicitlyCopyable, Movable):
         if self.cuts_columns:
             return Span(begin, end, 0, problem.filters)
         return Span(0, problem.output[2], begin, end)
+
+
+trait RowKernel(CpuKernel):
+    """A direct kernel, as a tuner sees it."""
+
+    comptime filter_unit: Int
+    """What blocks of filters are multiples of; 0 where tasks have all filters.
+    """
+
+    @staticmethod
+    def choice(problem: ConvProblem, threads: Int) -> RowCut:
+        """The cut that the kernel chooses.
+
+        Args:
+            problem: The convolution, with at least one output.
+            threads: How many threads there are.
+        """
+        ...
 
 
 trait SpanKernel(Deinitable, ImplicitlyCopyable):

@@ -17,7 +17,7 @@ from .image_row import (
     InputRow,
     Span,
 )
-from .launch import RowPlan, RowTasks, SpanKernel
+from .launch import RowPlan, RowTasks, SpanKernel, choose_rows
 
 comptime WIDTHS = [LANES, 4, 1]
 """Channels that are treated at once: as many as are left."""
@@ -202,7 +202,11 @@ def _launch[
 ](mut threads: Some[Pool], pooling: PoolProblem, arguments: Arguments) raises:
     """Runs the tasks; they point to the arguments, which outlive them."""
     ref window = pooling.window
-    var rows = RowPlan(window, threads.threads(), unit=LANES)
+    var rows = RowPlan(
+        window,
+        choose_rows(window, threads.threads(), unit=LANES),
+        threads.threads(),
+    )
     rows.schedule.run(
         RowTasks(
             PoolSpans[average](pooling, pooling.share()),

@@ -251,40 +251,70 @@ struct Cuts[U: DotUnit](Candidates):
 
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: a block stays in L2."""
-        ref blocking = self.table[index]
-        var element = element_bytes(self.types.input)
-        var bytes = _block_bytes(
-            blocking, Self.U.spread(self.types.input) * element
-        )
-        if bytes > MAX_BLOCK_BYTES and not self._is_smallest(blocking.cut):
-            return String(
-                t"a block has {bytes} bytes of activations; at most"
-                t" {MAX_BLOCK_BYTES} stay in L2"
-            )
-        return None
-
-    def _is_smallest(self, cut: Cut) -> Bool:
-        """Whether a block is a line of a register tile's pixels."""
-        return cut.lines == 1 and cut.columns <= Self.U.rows
+        return cache_refusal[Self.U](self.types, self.table[index])
 
     def cost(self, index: Int) -> Float64:
         """See `Candidates`: in cycles."""
-        ref blocking = self.table[index]
-        ref cut = blocking.cut
-        ref problem = self.problem
-        var task = _copy_cycles[Self.U](problem, self.types, blocking)
-        task += _multiply_cycles[Self.U](problem, self.types, blocking)
-        var product = PANEL * element_bytes(self.types.input)
-        var filter = cut.panels * product * blocking.depth
-        var whole = problem.panels() * product * blocking.depth
-        if Self.U.spread(self.types.input) > 1:
-            task += Float64(filter) / WIDENED_BYTES_PER_CYCLE
-        # Where it does not stay in L2 it comes again for each block.
-        if whole * problem.groups > L2_FILTER_BYTES:
-            task += Float64(filter) / FILTER_BYTES_PER_CYCLE
-        task += TASK_CYCLES
-        var rounds = ceildiv(blocking.tasks(problem), self.threads)
-        return Float64(rounds) * task
+        return blocking_cycles[Self.U](
+            self.problem, self.types, self.table[index], self.threads
+        )
+
+
+def cache_refusal[
+    U: DotUnit
+](types: OperandTypes, blocking: Blocking) -> Optional[String]:
+    """Why a block does not stay in L2, or None: a line of a register tile's
+    pixels is what it is.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        types: Of the operands.
+        blocking: The cut.
+    """
+    var element = element_bytes(types.input)
+    var bytes = block_bytes(blocking, U.spread(types.input) * element)
+    ref cut = blocking.cut
+    var is_smallest = cut.lines == 1 and cut.columns <= U.rows
+    if bytes > MAX_BLOCK_BYTES and not is_smallest:
+        return String(
+            t"a block has {bytes} bytes of activations; at most"
+            t" {MAX_BLOCK_BYTES} stay in L2"
+        )
+    return None
+
+
+def blocking_cycles[
+    U: DotUnit
+](
+    problem: ConvProblem, types: OperandTypes, blocking: Blocking, threads: Int
+) -> Float64:
+    """The model's time of a cut, in cycles.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        problem: The convolution.
+        types: Of the operands.
+        blocking: The cut.
+        threads: That run it.
+    """
+    ref cut = blocking.cut
+    var task = _copy_cycles[U](problem, types, blocking)
+    task += _multiply_cycles[U](problem, types, blocking)
+    var product = PANEL * element_bytes(types.input)
+    var filter = cut.panels * product * blocking.depth
+    var whole = problem.panels() * product * blocking.depth
+    if U.spread(types.input) > 1:
+        task += Float64(filter) / WIDENED_BYTES_PER_CYCLE
+    # Where it does not stay in L2 it comes again for each block.
+    if whole * problem.groups > L2_FILTER_BYTES:
+        task += Float64(filter) / FILTER_BYTES_PER_CYCLE
+    task += TASK_CYCLES
+    var rounds = ceildiv(blocking.tasks(problem), threads)
+    return Float64(rounds) * task
 
 
 def _sizes(extent: Int, least: Int) -> List[Int]:
@@ -305,7 +335,7 @@ def _sizes(extent: Int, least: Int) -> List[Int]:
     return sizes^
 
 
-def _block_bytes(blocking: Blocking, element: Int) -> Int:
+def block_bytes(blocking: Blocking, element: Int) -> Int:
     """Activations of a block, copied or not."""
     if blocking.cut.access == ACCESS_MATRIX:
         return blocking.cut.columns * blocking.row_stride * element

@@ -12,15 +12,17 @@ from ...conv.memory import Writes, element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.quantization import MAX_PRODUCTS
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..epilogue import TileStore
 from ..features import feature_refusal
 from ..gemm.launch import panels_refusal
 from ..gemm.scheduler import gathered_stride
 from ..kernel import CpuKernel
+from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
+from .cut import DotCut
 from .kernel import (
     DotParams,
     DotScratch,
@@ -186,6 +188,7 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
     comptime Queue = Self.P
     comptime Unit = Self.U
     comptime takes_any_block = True
+    comptime takes_cuts = True
 
     @staticmethod
     def device_refusal(capability: Int) -> Optional[String]:
@@ -224,6 +227,20 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
         return not problem.is_depthwise() and problem.panel_groups() == 1
+
+    @staticmethod
+    def named_plan(
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> DotPlan:
+        var types = operands.types
+        var cut = checked_cut[DotCut](numbers)
+        raise_refusal(cut.shape_refusal[Self.U](problem, types, device.units))
+        return DotPlan.of_blocking[Self.U](
+            problem, types, cut.blocking[Self.U](problem, types), cut.threads
+        )
 
     @staticmethod
     def plan(

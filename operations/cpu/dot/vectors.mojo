@@ -20,7 +20,7 @@ from ...conv.fields import (
     PANEL,
 )
 from ...conv.memory import Reads, Writes, sum_type
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
 from .mma import CHUNK_WORDS, WORD
 from .vector_tile import VectorUnit, tiles_together

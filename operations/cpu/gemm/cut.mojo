@@ -8,6 +8,7 @@ from ...conv.fields import PANEL
 from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
 from ..config import CPU_TILE, reads_in_place
+from ..named import NumberedCut
 from .candidates import FilterCut, blocking_of, cache_refusal
 from .scheduler import (
     ACCESS_GATHER,
@@ -21,7 +22,7 @@ from .strips import longest_slice
 
 
 @fieldwise_init
-struct NamedCut(ImplicitlyCopyable, Movable):
+struct NamedCut(NumberedCut):
     """What a `Blocking` is made of."""
 
     var access: Int
@@ -33,6 +34,37 @@ struct NamedCut(ImplicitlyCopyable, Movable):
     var filters: FilterCut
     var depth: Int
     """Products of a slice."""
+
+    @staticmethod
+    def fields() -> List[StaticString]:
+        return [
+            "access",
+            "tile_rows",
+            "tiles",
+            "group_count",
+            "unit_count",
+            "depth",
+        ]
+
+    @staticmethod
+    def of_numbers(numbers: List[Int]) -> NamedCut:
+        return NamedCut(
+            access=numbers[0],
+            tile_rows=numbers[1],
+            tiles=numbers[2],
+            filters=FilterCut(numbers[3], numbers[4]),
+            depth=numbers[5],
+        )
+
+    def numbers(self) -> List[Int]:
+        return [
+            self.access,
+            self.tile_rows,
+            self.tiles,
+            self.filters.group_count,
+            self.filters.unit_count,
+            self.depth,
+        ]
 
     @staticmethod
     def of(blocking: Blocking) -> NamedCut:

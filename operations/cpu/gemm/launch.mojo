@@ -9,7 +9,7 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..config import (
     CPU_TILE,
     fused_input_refusal,
@@ -18,12 +18,13 @@ from ..config import (
 )
 from ..epilogue import TileStore
 from ..kernel import CpuKernel
+from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
+from .cut import NamedCut
 from .kernel import GemmParams, GemmScratch, run_task
 from .scheduler import ACCESS_MATRIX, Blocking, Task
-from .tuned import tuned_cut
 
 
 @fieldwise_init
@@ -33,8 +34,6 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
     var blocking: Blocking
     var schedule: Schedule
     var threads: Int
-    var tuned: Bool
-    """Whether a tuner found the cut."""
 
     def __init__(
         out self, problem: ConvProblem, types: OperandTypes, device: Device
@@ -51,12 +50,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
     def __init__(
-        out self,
-        problem: ConvProblem,
-        blocking: Blocking,
-        device: Device,
-        *,
-        tuned: Bool = False,
+        out self, problem: ConvProblem, blocking: Blocking, device: Device
     ):
         """Schedules a cut.
 
@@ -64,9 +58,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             problem: The convolution, with at least one output.
             blocking: The cut.
             device: The CPU.
-            tuned: Whether a tuner found it.
         """
-        self.tuned = tuned
         self.threads = device.units
         self.blocking = blocking
         var sums = self.blocking.sums() * CPU_TILE.elements()
@@ -83,8 +75,6 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         Args:
             writer: Where to.
         """
-        if self.tuned:
-            writer.write("tuned: ")
         if self.blocking.access == ACCESS_MATRIX:
             writer.write(
                 "one tap, stride 1, no padding: activations are read where"
@@ -163,6 +153,7 @@ struct ImplicitGemm[P: Pool](CpuKernel):
     """
 
     comptime code = KERNEL_IMPLICIT_GEMM
+    comptime takes_cuts = True
     comptime Plan = GemmPlan
     comptime Queue = Self.P
 
@@ -191,18 +182,15 @@ struct ImplicitGemm[P: Pool](CpuKernel):
         return True
 
     @staticmethod
-    def tuned_plan(
-        problem: ConvProblem, operands: Operands, device: Device
-    ) -> Optional[GemmPlan]:
-        var cut = tuned_cut(problem, operands.types, device.units)
-        if (
-            not cut
-            or panels_refusal(Self.code, problem)
-            or cut.value().refusal(problem, operands.types)
-        ):
-            return None
-        var blocking = cut.value().blocking(problem, operands.types)
-        return GemmPlan(problem, blocking, device, tuned=True)
+    def named_plan(
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> GemmPlan:
+        var cut = checked_cut[NamedCut](numbers)
+        raise_refusal(cut.shape_refusal(problem, operands.types))
+        return GemmPlan(problem, cut.blocking(problem, operands.types), device)
 
     @staticmethod
     def plan(

@@ -113,76 +113,112 @@ struct Cuts(Candidates):
 
     def _append(mut self, shares_input: Bool, tiles: Int, units: Int):
         """Adds a cut into tasks of so many register tiles' panels."""
-        var panels = min(self.problem.panels(), units * CPU_TILE.panels)
-        self.table.append(Cut(shares_input, tiles, panels))
+        self.table.append(
+            Cut(
+                self.problem,
+                shares_input=shares_input,
+                tiles=tiles,
+                units=units,
+            )
+        )
 
     def count(self) -> Int:
         return len(self.table)
 
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: transformed inputs stay in L3."""
-        ref cut = self.table[index]
-        var inputs = self._inputs(cut)
-        var most = OWN_ELEMENTS
-        if cut.shares_input:
-            most = SHARED_ELEMENTS
-        elif cut.tiles <= CPU_TILE.rows:
-            return None
-        if inputs <= most:
-            return None
-        return String(
-            t"there are {inputs} transformed inputs; at most {most} stay in L3"
-        )
-
-    def _inputs(self, cut: Cut) -> Int:
-        """Elements of the transformed inputs: of a task, or of a group where
-        tasks share them."""
-        var tiles = cut.tiles
-        if cut.shares_input:
-            tiles = TileGrid(self.problem).count()
-        var depth = position_depth(self.problem)
-        return (
-            POSITIONS
-            * tiles
-            * gathered_stride(depth, transformed_bytes(self.input))
-        )
+        return cache_refusal(self.problem, self.input, self.table[index])
 
     def cost(self, index: Int) -> Float64:
         """See `Candidates`."""
-        ref cut = self.table[index]
-        ref problem = self.problem
-        var count = TileGrid(problem).count()
-        var depth = Float64(position_depth(problem))
-        var tiles = Float64(min(cut.tiles, count))
-        var panels = Float64(cut.panels)
-        var output_cost = OUTPUT_COST
-        var preparation = depth
-        var filter_cost = SMALL_FILTER_COST
-        if problem.filter[2] == MAX_TAPS:
-            filter_cost = LARGE_FILTER_COST
-        if self.input.is_integral():
-            output_cost *= INTEGER_OUTPUTS
-            filter_cost *= INTEGER_TRANSFORMS
-        var task = tiles * panels * (depth + output_cost)
-        if cut.shares_input:
-            task += depth * (panels * filter_cost + tiles * READ_INPUT_COST)
-            preparation *= Float64(count) * INPUT_COST
-        else:
-            task += depth * (panels * READ_FILTER_COST + tiles * INPUT_COST)
-            if self._inputs(cut) > MAX_BLOCK_ELEMENTS:
-                var reads = ceildiv(cut.panels, UNITS_AT_ONCE * CPU_TILE.panels)
-                task += depth * tiles * READ_INPUT_COST * Float64(reads)
-            preparation *= Float64(problem.panels()) * filter_cost
-        var tasks = (
-            problem.groups
-            * ceildiv(count, cut.tiles)
-            * ceildiv(problem.panels(), cut.panels)
+        return cut_cost(
+            self.problem, self.input, self.threads, self.table[index]
         )
-        return (
-            (STEP_COST if self.threads > 1 else 0.0)
-            + Float64(problem.groups) * preparation / Float64(self.threads)
-            + task * Float64(ceildiv(tasks, self.threads))
-        )
+
+
+def transformed_inputs(problem: ConvProblem, input: DType, cut: Cut) -> Int:
+    """Elements of the transformed inputs: of a task, or of a group where tasks
+    share them.
+
+    Args:
+        problem: The convolution.
+        input: The type of activation and filter.
+        cut: The cut.
+    """
+    var tiles = cut.tiles
+    if cut.shares_input:
+        tiles = TileGrid(problem).count()
+    var depth = position_depth(problem)
+    return POSITIONS * tiles * gathered_stride(depth, transformed_bytes(input))
+
+
+def cache_refusal(
+    problem: ConvProblem, input: DType, cut: Cut
+) -> Optional[String]:
+    """Why the transformed inputs of a cut do not stay in L3, or None: those of
+    a register tile are what they are.
+
+    Args:
+        problem: The convolution.
+        input: The type of activation and filter.
+        cut: The cut.
+    """
+    var inputs = transformed_inputs(problem, input, cut)
+    var most = OWN_ELEMENTS
+    if cut.shares_input:
+        most = SHARED_ELEMENTS
+    elif cut.tiles <= CPU_TILE.rows:
+        return None
+    if inputs <= most:
+        return None
+    return String(
+        t"there are {inputs} transformed inputs; at most {most} stay in L3"
+    )
+
+
+def cut_cost(
+    problem: ConvProblem, input: DType, threads: Int, cut: Cut
+) -> Float64:
+    """The model's time of a cut, in its unit.
+
+    Args:
+        problem: The convolution, with at least one output.
+        input: The type of activation and filter.
+        threads: How many threads there are.
+        cut: The cut.
+    """
+    var count = TileGrid(problem).count()
+    var depth = Float64(position_depth(problem))
+    var tiles = Float64(min(cut.tiles, count))
+    var panels = Float64(cut.panels)
+    var output_cost = OUTPUT_COST
+    var preparation = depth
+    var filter_cost = SMALL_FILTER_COST
+    if problem.filter[2] == MAX_TAPS:
+        filter_cost = LARGE_FILTER_COST
+    if input.is_integral():
+        output_cost *= INTEGER_OUTPUTS
+        filter_cost *= INTEGER_TRANSFORMS
+    var task = tiles * panels * (depth + output_cost)
+    if cut.shares_input:
+        task += depth * (panels * filter_cost + tiles * READ_INPUT_COST)
+        preparation *= Float64(count) * INPUT_COST
+    else:
+        task += depth * (panels * READ_FILTER_COST + tiles * INPUT_COST)
+        if transformed_inputs(problem, input, cut) > MAX_BLOCK_ELEMENTS:
+            var reads = ceildiv(cut.panels, cut.panels_at_once)
+            task += depth * tiles * READ_INPUT_COST * Float64(reads)
+        preparation *= Float64(problem.panels()) * filter_cost
+    var tasks = (
+        problem.groups
+        * ceildiv(count, cut.tiles)
+        * ceildiv(problem.panels(), cut.panels)
+    )
+    return (
+        (STEP_COST if threads > 1 else 0.0)
+        + Float64(problem.groups) * preparation / Float64(threads)
+        + task * Float64(ceildiv(tasks, threads))
+    )
 
 
 def _even_block(count: Int, most: Int) -> Int:

@@ -274,8 +274,8 @@ def _run_panels[
     var input = params.shared.unsafe_offset(
         block.group * plan.input.elements() + block.tile * plan.input.row
     )
-    for begin in range(0, plan.depth, plan.slice):
-        var end = min(begin + plan.slice, plan.depth)
+    for begin in range(0, plan.depth, plan.cut.slice):
+        var end = min(begin + plan.cut.slice, plan.depth)
         for panel in range(block.panels):
             transform_filter(
                 params,
@@ -309,8 +309,8 @@ def _run_tiles[
     var sums = scratch.unsafe_offset(plan.own)
     transform_inputs(params, block.group, block.tile, block.tiles, input)
     var end = block.panel + block.panels
-    for panel in range(block.panel, end, plan.panels_at_once):
-        var panels = min(plan.panels_at_once, end - panel)
+    for panel in range(block.panel, end, plan.cut.panels_at_once):
+        var panels = min(plan.cut.panels_at_once, end - panel)
         var filter = params.shared.unsafe_offset(
             (block.group * problem.panels() + panel) * plan.filter.elements()
         )

@@ -13,8 +13,10 @@ from ..dot.widening import Widening
 from ..epilogue import TileStore
 from ..gemm.launch import panels_refusal
 from ..kernel import CpuKernel
+from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from .candidates import choose_cut, is_faster
+from .cut import WinogradCut
 from .kernel import BlockTasks, FilterTasks, InputTasks, WinogradParams
 from .scheduler import MAX_INTEGER_PRODUCTS, WinogradPlan
 from .transforms import (
@@ -60,6 +62,7 @@ struct Winograd[P: Pool](CpuKernel):
     """
 
     comptime code = KERNEL_WINOGRAD
+    comptime takes_cuts = True
     comptime Plan = WinogradPlan
     comptime Queue = Self.P
 
@@ -104,6 +107,21 @@ struct Winograd[P: Pool](CpuKernel):
         return _is_small_square(problem) and is_faster(
             problem, operands.types.input, device.units
         )
+
+    @staticmethod
+    def named_plan(
+        problem: ConvProblem,
+        operands: Operands,
+        device: Device,
+        numbers: List[Int],
+    ) raises -> WinogradPlan:
+        # Whoever wants exact products gets no more of these than a model gives.
+        if operands.exact:
+            raise Error("precision: winograd rounds more than products do")
+        var input = operands.types.input
+        var named = checked_cut[WinogradCut](numbers)
+        raise_refusal(named.shape_refusal(problem, input))
+        return WinogradPlan(problem, input, named.cut(problem), device.units)
 
     @staticmethod
     def plan(

@@ -106,6 +106,35 @@ struct Cut(ImplicitlyCopyable, Movable):
     """Output tiles of a task."""
     var panels: Int
     """Filter panels of a task."""
+    var panels_at_once: Int
+    """Panels whose sums are kept at a time; all of a task's where the input is
+    shared."""
+    var slice: Int
+    """Products of a position between two spills of the sums; all of them unless
+    the input is shared."""
+
+    def __init__(
+        out self,
+        problem: ConvProblem,
+        *,
+        shares_input: Bool,
+        tiles: Int,
+        units: Int,
+    ):
+        """A cut whose sums and slices are as large as usual.
+
+        Args:
+            problem: The convolution.
+            shares_input: See the fields.
+            tiles: The same.
+            units: Register tiles side by side over a task's panels.
+        """
+        var depth = position_depth(problem)
+        self.shares_input = shares_input
+        self.tiles = tiles
+        self.panels = min(problem.panels(), units * CPU_TILE.panels)
+        self.panels_at_once = min(UNITS_AT_ONCE * CPU_TILE.panels, self.panels)
+        self.slice = min(depth, SLICE_DEPTH) if shares_input else depth
 
 
 @fieldwise_init
@@ -118,10 +147,6 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
     var cut: Cut
     var depth: Int
     """Products of a position: channels of a group by taps along d."""
-    var slice: Int
-    """Products between two spills of the sums."""
-    var panels_at_once: Int
-    """Panels whose sums are kept at a time."""
     var tile_blocks: Int
     var panel_blocks: Int
     var input: Planes
@@ -155,16 +180,12 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         var tiles = self.grid.count()
         var panels = problem.panels()
         self.depth = position_depth(problem)
-        self.slice = self.depth
-        if cut.shares_input:
-            self.slice = min(self.depth, SLICE_DEPTH)
-        else:
+        if not cut.shares_input:
             tiles = cut.tiles
-        self.panels_at_once = min(UNITS_AT_ONCE * CPU_TILE.panels, cut.panels)
         self.input = Planes(
             tile_rows(tiles), gathered_stride(self.depth, element), element
         )
-        self.filter = Planes(self.slice, PANEL, element)
+        self.filter = Planes(cut.slice, PANEL, element)
         self.sums = Planes(
             tile_rows(cut.tiles), CPU_TILE.columns(), size_of[DType.float32]()
         )
@@ -185,7 +206,7 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
             problem.groups * self.panel_blocks * self.tile_blocks,
             threads,
             self.own
-            + ceildiv(self.panels_at_once, CPU_TILE.panels)
+            + ceildiv(cut.panels_at_once, CPU_TILE.panels)
             * (self.sums.elements() + outputs),
         )
 
@@ -211,12 +232,11 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         writer.write(
             t"F({self.grid.extent}x{self.grid.extent},"
             t" {self.taps}x{self.taps}), the {first} transformed first;"
-            t" register tile"
-            t" {CPU_TILE.rows} tiles x {CPU_TILE.columns()} filters;"
-            t" {self.multiplication.tasks} tasks of"
-            t" {min(self.cut.tiles, self.grid.count())} tiles x"
-            t" {self.cut.panels * PANEL} filters, {self.slice} products deep;"
-            t" {self.threads} threads"
+            t" register tile {CPU_TILE.rows} tiles x"
+            t" {CPU_TILE.columns()} filters; {self.multiplication.tasks} tasks"
+            t" of {min(self.cut.tiles, self.grid.count())} tiles x"
+            t" {self.cut.panels * PANEL} filters, {self.cut.slice} products"
+            t" deep; {self.threads} threads"
         )
 
 

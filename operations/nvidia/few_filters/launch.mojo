@@ -7,7 +7,7 @@ from ...conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..device import is_blackwell
 from ..geometry import geometry_refusal, keeps_pixels
 from ..inspect import GpuKernel, PtxWriter

@@ -8,7 +8,7 @@ from ...conv.fields import INTERLEAVED, KERNEL_DP4A
 from ...conv.interleave import Interleaved
 from ...conv.operands import Operands
 from ...conv.problem import ConvProblem
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ...conv.tile_maps import DP4A_BYTES
 from ..geometry import (
     GpuGeometry,

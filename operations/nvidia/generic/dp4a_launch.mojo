@@ -7,7 +7,7 @@ from ...conv.fields import INTERLEAVED, KERNEL_DP4A
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import gives_sums, is_output_type, memory_refusal
 from ..stream import LaunchGrid, Stream

@@ -7,7 +7,7 @@ from ...conv.device_value import DeviceValue
 from ...conv.divisor import Divisor
 from ...conv.fields import KERNEL_SM80
 from ...conv.problem import ConvProblem
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..geometry import (
     GpuGeometry,
     Position,

@@ -9,7 +9,7 @@ from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.registry import kernel_name
+from ...conv.kernel import kernel_name
 from ..device import is_hopper
 from ..inspect import GpuKernel, PtxWriter
 from ..legality import may_fill_tiles, precision_refusal, takes_mma_types

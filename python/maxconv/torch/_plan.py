@@ -485,9 +485,11 @@ def is_kept(weight: Tensor, constant: bool) -> bool:
 
 def rounding(input: Tensor, flat: Flat) -> int:
     """Returns the ``Precision`` of a call's products; one where it makes no difference."""
-    if not (input.is_cuda and input.dtype == torch.float32):
+    if input.dtype != torch.float32:
         return _TF32
     precision = flat[6]
+    if not input.is_cuda:
+        return _TF32 if precision is None else precision
     return torch_precision() if precision is None else precision
 
 

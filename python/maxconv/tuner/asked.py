@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from .._problem import ConvProblem
 from .._problems import (
@@ -18,7 +19,8 @@ from .._problems import (
 )
 from .heron import OPERATORS, convolutions_of
 from .models import layers_of
-from .space import Space
+
+T = TypeVar("T")
 
 __all__ = ["SUITES", "Asked", "add_arguments", "asked_of", "asks_any", "say_left_out", "spaces_of"]
 
@@ -138,13 +140,13 @@ def _distinct(found: Sequence[Asked]) -> list[Asked]:
 
 
 def spaces_of(
-    asked: Sequence[Asked], open_one: Callable[[ConvProblem], Space]
-) -> tuple[dict[str, Space], dict[str, str]]:
+    asked: Sequence[Asked], open_one: Callable[[ConvProblem], T]
+) -> tuple[dict[str, T], dict[str, str]]:
     """Opens the spaces of convolutions.
 
     Args:
         asked: The convolutions.
-        open_one: Opens a space.
+        open_one: Opens the spaces of one.
 
     Returns:
         The spaces by name, and why others have none, by name.
@@ -152,7 +154,7 @@ def spaces_of(
     Raises:
         ValueError: One that may not be left out has no space, or none has one.
     """
-    spaces: dict[str, Space] = {}
+    spaces: dict[str, T] = {}
     left_out: dict[str, str] = {}
     for each in asked:
         try:

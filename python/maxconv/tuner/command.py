@@ -7,9 +7,11 @@ import contextlib
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from .._doctor import versions
 from .._dtypes import INPUT_BYTES, OUTPUT_BYTES
+from .._fields import Kernel
 from .._machine import cpu_model
 from .._problem import ConvProblem
 from .._problems import add_geometry
@@ -21,10 +23,11 @@ from .gpu import command as gpu
 from .measure import CpuMeasurer, executor_of
 from .measure.base import Configuration
 from .records import Environment, Records
+from .rivals import Rival, rivals, shares
 from .search import SEARCHES
 from .session import Result, tune
 from .several import Totals, reports, search_all
-from .space import TARGET_NAMES, Space, configuration, named, open_space
+from .space import TARGET_NAMES, Space, configuration, named, open_space, open_spaces
 from .table import Confirmation, change_table, configuration_in
 from .transfer import Transfer
 
@@ -112,13 +115,14 @@ def run(args: argparse.Namespace) -> int:
             "measured in steps: --build, --from, --import"
         )
 
-    spaces, left_out = asking.spaces_of(asked, lambda problem: _opened(problem, args))
+    spaces, left_out = asking.spaces_of(asked, lambda problem: _spaces(problem, args))
     asking.say_left_out(left_out, len(asked))
     if args.show_space:
-        print("\n\n".join(f"{name}: {space}" for name, space in spaces.items()))
+        print("\n\n".join(f"{name}: {space}" for name in spaces for space in spaces[name]))
         return 0
     if comparing.asks(args):
-        return comparing.run(args, spaces, this_environment())
+        first = {name: of_problem[0] for name, of_problem in spaces.items()}
+        return comparing.run(args, first, this_environment())
     with contextlib.ExitStack() as stack:
         records = None
         if args.records is not None:
@@ -126,16 +130,26 @@ def run(args: argparse.Namespace) -> int:
         return _search(asked, spaces, args, records)
 
 
-def _opened(problem: ConvProblem, args: argparse.Namespace) -> Space:
-    """Returns the space of a problem as the command line asks for it."""
-    return open_space(
-        problem,
-        args.target,
-        dtype=args.dtype,
-        out_dtype=args.output,
-        residual=args.residual,
-        units=args.units,
-    )
+def _spaces(problem: ConvProblem, args: argparse.Namespace) -> list[Space]:
+    """Returns the spaces of a problem: on a CPU of all kernels that take it."""
+    if args.target != "cpu":
+        return [_opened(problem, args)]
+    return open_spaces(problem, args.target, **_as_asked(args))
+
+
+def _opened(problem: ConvProblem, args: argparse.Namespace, kernel: Kernel | None = None) -> Space:
+    """Returns the space of a kernel, by default of the first that takes a problem."""
+    return open_space(problem, args.target, kernel=kernel, **_as_asked(args))
+
+
+def _as_asked(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns what the command line says of every space."""
+    return {
+        "dtype": args.dtype,
+        "out_dtype": args.output,
+        "residual": args.residual,
+        "units": args.units,
+    }
 
 
 def this_environment() -> Environment:
@@ -161,13 +175,15 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tabled(confirmation: Confirmation) -> str:
-    """Writes a confirmation into the user's table; says what became of it."""
+def _tabled(confirmed: Sequence[Confirmation]) -> str:
+    """Writes a problem's confirmations into the user's table; says what became of them."""
     path = user_table()
     path.parent.mkdir(parents=True, exist_ok=True)
-    changes = change_table(path, [confirmation], this_device(), kernel_versions())
-    if confirmation.holds:
-        return f"in {path}; the next process uses it"
+    changes = change_table(path, confirmed, this_device(), kernel_versions())
+    holding = [confirmation for confirmation in confirmed if confirmation.holds]
+    if holding:
+        kernel = max(holding, key=lambda confirmation: confirmation.gain[1]).tuned
+        return f"{kernel} in {path}; the next process uses it"
     removed = "; the row that was there is removed" if changes.removed else ""
     return f"no gain beyond the noise, not in {path}{removed}"
 
@@ -182,7 +198,7 @@ def _known(space: Space) -> Configuration | None:
 
 def _search(
     asked: Sequence[asking.Asked],
-    spaces: Mapping[str, Space],
+    spaces: Mapping[str, Sequence[Space]],
     args: argparse.Namespace,
     records: Records | None,
 ) -> int:
@@ -193,16 +209,12 @@ def _search(
     transfer = Transfer(records) if records is not None and args.search == "genetic" else None
 
     def search(told: str, name: str) -> bool:
-        space, others = spaces[name], list[Study]()
-        if transfer is not None:
-            others = transfer.studies(space, lambda problem: _opened(problem, args))
-        result = _tuned(told, space, args, records, others)
-        layers = f" x{counts[name]}" if counts[name] > 1 else ""
-        print(_line(told + layers, space, result), flush=True)
-        if result.confirmation is not None and not args.no_table:
-            print(f"{told}: {_tabled(result.confirmation)}", flush=True)
-        totals.add(result, counts[name])
-        return result.interrupted
+        results = _tuned(told, counts[name], spaces[name], args, records, transfer)
+        confirmed = [r.confirmation for r in results if r.confirmation is not None]
+        if confirmed and not args.no_table:
+            print(f"{told}: {_tabled(confirmed)}", flush=True)
+        totals.add(confirmed, counts[name])
+        return results[-1].interrupted
 
     status = search_all(list(spaces), search, {each.name for each in asked if each.optional})
     if totals.layers > 1:
@@ -212,29 +224,61 @@ def _search(
 
 def _tuned(
     name: str,
-    space: Space,
+    count: int,
+    spaces: Sequence[Space],
+    args: argparse.Namespace,
+    records: Records | None,
+    transfer: Transfer | None,
+) -> list[Result]:
+    """Searches a problem's spaces, one after the other, and prints what each has found."""
+    make = executor_of(args.executor)
+    found = rivals(
+        spaces,
+        lambda space: CpuMeasurer(space, make=make),
+        lambda space: None if args.no_table else _known(space),
+    )
+    layers = f" x{count}" if count > 1 else ""
+    results: list[Result] = []
+    for rival, budget in zip(found, shares(args.budget, len(found)), strict=True):
+        label = f"{name} on {rival.space.kernel.name.lower()}" if len(found) > 1 else name
+        try:
+            if not (results and results[-1].interrupted):
+                others = _studies(rival.space, args, transfer)
+                results.append(_searched(label, rival, budget, args, records, others))
+                print(_line(label + layers, rival.space, results[-1]), flush=True)
+        finally:
+            rival.measurer.close()
+    return results
+
+
+def _studies(space: Space, args: argparse.Namespace, transfer: Transfer | None) -> list[Study]:
+    """Returns what records have of other problems for a space's kernel."""
+    if transfer is None:
+        return []
+    return transfer.studies(space, lambda problem: _opened(problem, args, space.kernel))
+
+
+def _searched(
+    name: str,
+    rival: Rival,
+    budget: int,
     args: argparse.Namespace,
     records: Records | None,
     others: Sequence[Study],
 ) -> Result:
     """Searches one space."""
-    search = SEARCHES[args.search](space, args.seed, others)
-    measurer = CpuMeasurer(space, make=executor_of(args.executor))
-    try:
-        with reports(name) as report:
-            return tune(
-                space,
-                search,
-                measurer,
-                budget=args.budget,
-                records=records,
-                tabled=None if args.no_table else _known(space),
-                name=args.search,
-                seed=args.seed,
-                report=report,
-            )
-    finally:
-        measurer.close()
+    with reports(name) as report:
+        return tune(
+            rival.space,
+            SEARCHES[args.search](rival.space, args.seed, others),
+            rival.measurer,
+            budget=budget,
+            records=records,
+            tabled=rival.tabled,
+            name=args.search,
+            seed=args.seed,
+            report=report,
+        )
 
 
 def _line(name: str, space: Space, result: Result) -> str:

@@ -40,6 +40,7 @@ class Rules(Library):
         super().__init__(path)
         self._open = self.function("open", 6)
         self._describe = self.function("describe", 1)
+        self.choice = self.function("choice", 1)
         self.judge = self.function("judge", 5, None)
         self.close = self.function("close", 1, None)
         self.dtypes = tuple(self.text(self.function("dtypes", 0)()).split())
@@ -100,6 +101,19 @@ class KernelSpace:
     def __del__(self) -> None:
         """Gives the memory back."""
         self._library.close(self._handle)
+
+    def choice(self) -> dict[str, int]:
+        """Returns the configuration that the kernel's own search chooses.
+
+        Where nothing else fits its caches it may be one that ``judge`` refuses.
+
+        Raises:
+            ValueError: The kernel's search is not asked here: it is a GPU's.
+        """
+        numbers = self._library.text(self._library.choice(self._handle)).split()
+        if not numbers:
+            raise ValueError("choice: only kernels of a CPU are asked for theirs")
+        return dict(zip(self.fields, map(int, numbers), strict=True))
 
     def judge(self, configurations: Sequence[Mapping[str, int]]) -> list[Judged]:
         """Asks about configurations.

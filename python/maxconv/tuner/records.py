@@ -27,7 +27,7 @@ from .trials import Trial, candidate_of
 __all__ = ["SCHEMA", "Environment", "Record", "RecordError", "Records", "environments"]
 
 #: The version of the schema; another one's files are not read.
-SCHEMA = 2
+SCHEMA = 3
 
 #: What marks a file as one of these (SQLite's ``application_id``): "mcTN".
 _APPLICATION = 0x6D63544E
@@ -72,6 +72,7 @@ CREATE TABLE confirmations (
     out_dtype TEXT NOT NULL,
     residual INTEGER NOT NULL,
     units INTEGER NOT NULL,
+    tuned TEXT NOT NULL,
     configuration TEXT NOT NULL,
     kernel TEXT NOT NULL,
     before REAL NOT NULL,

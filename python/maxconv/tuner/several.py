@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from .measure.cpu import WorkerError
-from .session import Progress, Result
+from .session import Progress
+from .table import Confirmation
 
 __all__ = ["INTERRUPTED", "Totals", "reports", "search_all"]
 
@@ -63,13 +64,14 @@ class Totals:
     """Seconds where each that a gain was confirmed of has its best configuration."""
     layers: int = 0
 
-    def add(self, result: Result, count: int) -> None:
-        """Counts the result of a convolution that so many layers are."""
-        confirmed = result.confirmation
-        if confirmed is not None:
-            self.layers += count
-            self.before += count * confirmed.before
-            self.after += count * (confirmed.after if confirmed.holds else confirmed.before)
+    def add(self, confirmed: Sequence[Confirmation], count: int) -> None:
+        """Counts a convolution that so many layers are, with what was confirmed of its kernels."""
+        if not confirmed:
+            return
+        best = max(confirmed, key=lambda each: (each.holds, each.gain[1]))
+        self.layers += count
+        self.before += count * best.before
+        self.after += count * (best.after if best.holds else best.before)
 
     def __str__(self) -> str:
         return (

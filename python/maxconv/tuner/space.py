@@ -9,25 +9,32 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .._dtypes import DTYPE_BYTES, GPU_BYTES, HALF_DTYPES
-from .._fields import Kernel
+from .._dtypes import CPU_BYTES, DTYPE_BYTES, GPU_BYTES, HALF_DTYPES
+from .._fields import DOT_KERNELS, Kernel
 from .._problem import ConvProblem
 from .._targets import BLACKWELL, HOPPER, TARGETS
-from .families import cpu, sm90, sm100
+from .families import cpu_dot, cpu_gemm, cpu_rows, cpu_winograd, sm90, sm100
 from .kernels import Judged, KernelSpace, rules
 from .model import Assignment, Model
 from .rules import Rule, Workload, generate
 
-__all__ = ["TARGET_NAMES", "Space", "TunerTarget", "configuration", "named", "open_space"]
+__all__ = [
+    "TARGET_NAMES",
+    "Space",
+    "TunerTarget",
+    "configuration",
+    "named",
+    "open_space",
+    "open_spaces",
+]
 
 
 @dataclass(frozen=True)
 class TunerTarget:
     """A target that has spaces."""
 
-    kernels: tuple[Kernel, ...]
-    """Those with a space, in the order in which the registry asks them."""
-    rules: Sequence[Rule]
+    rules: Mapping[Kernel, Sequence[Rule]]
+    """Of the kernels with a space; where one is asked for, the first that takes the problem."""
     dtype: str
     """Of activation and filter, if none is asked for."""
     dtypes: tuple[str, ...]
@@ -47,14 +54,23 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
+#: The most general of each type first.
+_CPU: Mapping[Kernel, Sequence[Rule]] = {
+    Kernel.IMPLICIT_GEMM: cpu_gemm.RULES,
+    **dict.fromkeys((*DOT_KERNELS, Kernel.WIDENING), cpu_dot.RULES),
+    **dict.fromkeys((Kernel.DEPTHWISE, Kernel.GROUPED, Kernel.FEW_FILTERS), cpu_rows.RULES),
+    Kernel.WINOGRAD: cpu_winograd.RULES,
+}
+
 _FLOATS, _NARROW = tuple(DTYPE_BYTES), tuple(GPU_BYTES)
 
 _TARGETS = {
-    "cpu": TunerTarget((Kernel.IMPLICIT_GEMM,), cpu.RULES, "float32", _FLOATS),
+    "cpu": TunerTarget(_CPU, "float32", tuple(CPU_BYTES)),
     "sm90": TunerTarget(
-        (Kernel.SM90, Kernel.UNALIGNED), sm90.RULES, "bfloat16", (*_FLOATS, *_NARROW), HOPPER
+        dict.fromkeys((Kernel.SM90, Kernel.UNALIGNED), sm90.RULES),
+        *("bfloat16", (*_FLOATS, *_NARROW), HOPPER),
     ),
-    "sm100": TunerTarget((Kernel.SM100,), sm100.RULES, "bfloat16", (*_FLOATS, *_NARROW), BLACKWELL),
+    "sm100": TunerTarget({Kernel.SM100: sm100.RULES}, "bfloat16", (*_FLOATS, *_NARROW), BLACKWELL),
 }
 
 #: Targets that have spaces.
@@ -108,46 +124,129 @@ def open_space(
     out_dtype: str | None = None,
     residual: bool = False,
     units: int | None = None,
+    kernel: Kernel | None = None,
 ) -> Space:
-    """Returns the space of the first of a target's kernels that takes a problem.
+    """Returns the space of a kernel, or of the first of a target's that takes a problem.
 
     Args:
         problem: The convolution; all sizes known.
         target: One of ``TARGET_NAMES``.
         dtype: Of activation and filter; by default float32 on a CPU, otherwise bfloat16.
-        out_dtype: Of the output; by default ``dtype``, or bfloat16 where that has 8 bits.
+        out_dtype: Of the output; by default ``dtype``, or bfloat16 where that has 8 bits on a GPU.
         residual: Whether one is added to the output.
         units: Multiprocessors or threads; by default those of a product that has the architecture,
             or of this process.
+        kernel: Whose; by default the first that takes the problem.
 
     Raises:
         ValueError: An argument is not allowed, or none of the kernels takes the problem; the
             message says why of each.
         LibraryError: The library that is asked cannot be built.
     """
-    if target not in _TARGETS:
-        raise ValueError(f"target: {target!r} is not one of {', '.join(_TARGETS)}")
-    described = _TARGETS[target]
-    dtype = described.dtype if dtype is None else dtype
-    if dtype not in described.dtypes:
-        raise ValueError(f"dtype: {dtype!r} is not one of {', '.join(described.dtypes)}")
-    if out_dtype is None:
-        out_dtype = dtype if dtype in DTYPE_BYTES else HALF_DTYPES[0]
-    units = described.units if units is None else units
+    asked = _Asked.of(problem, target, dtype, out_dtype, residual, units)
+    kernels = tuple(_TARGETS[target].rules) if kernel is None else (kernel,)
     reasons = []
-    for kernel in described.kernels:
+    for each in kernels:
         try:
-            judge = rules().open(kernel, problem, dtype, out_dtype, residual=residual, units=units)
+            return asked.open(each)
         except ValueError as error:
             reasons.append(str(error))
-            continue
-        workload = Workload(target, judge.facts, residual)
-        model, applied = generate(described.rules, workload)
+    raise ValueError("; ".join(dict.fromkeys(reasons)))
+
+
+def open_spaces(
+    problem: ConvProblem,
+    target: str,
+    *,
+    dtype: str | None = None,
+    out_dtype: str | None = None,
+    residual: bool = False,
+    units: int | None = None,
+) -> list[Space]:
+    """Returns the spaces of all of a target's kernels that take a problem.
+
+    Args:
+        problem: As ``open_space`` takes it, like the others.
+        target: The same.
+        dtype: The same.
+        out_dtype: The same.
+        residual: The same.
+        units: The same.
+
+    Raises:
+        ValueError: See ``open_space``.
+        LibraryError: The same.
+    """
+    asked = _Asked.of(problem, target, dtype, out_dtype, residual, units)
+    found, reasons = [], []
+    for kernel in _TARGETS[target].rules:
+        try:
+            found.append(asked.open(kernel))
+        except ValueError as error:
+            reasons.append(str(error))
+    if not found:
+        raise ValueError("; ".join(dict.fromkeys(reasons)))
+    return found
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What spaces are opened for: a problem, its types and a device, checked."""
+
+    problem: ConvProblem
+    target: str
+    dtype: str
+    out_dtype: str
+    residual: bool
+    units: int
+
+    @classmethod
+    def of(
+        cls,
+        problem: ConvProblem,
+        target: str,
+        dtype: str | None,
+        out_dtype: str | None,
+        residual: bool,
+        units: int | None,
+    ) -> _Asked:
+        """Returns it with what is left out by default.
+
+        Raises:
+            ValueError: The target, or its type, is not allowed.
+        """
+        if target not in _TARGETS:
+            raise ValueError(f"target: {target!r} is not one of {', '.join(_TARGETS)}")
+        described = _TARGETS[target]
+        dtype = described.dtype if dtype is None else dtype
+        if dtype not in described.dtypes:
+            raise ValueError(f"dtype: {dtype!r} is not one of {', '.join(described.dtypes)}")
+        if out_dtype is None:
+            keeps = described.architecture is None or dtype in DTYPE_BYTES
+            out_dtype = dtype if keeps else HALF_DTYPES[0]
+        units = described.units if units is None else units
+        return cls(problem, target, dtype, out_dtype, residual, units)
+
+    def open(self, kernel: Kernel) -> Space:
+        """Returns a kernel's space.
+
+        Raises:
+            ValueError: The kernel does not take the problem, or has no space here; the message says
+                why.
+        """
+        known = _TARGETS[self.target].rules
+        if kernel not in known:
+            names = ", ".join(each.name.lower() for each in known)
+            raise ValueError(f"kernel: {kernel.name.lower()} is not one of {names}")
+        types = (self.dtype, self.out_dtype)
+        judge = rules().open(kernel, self.problem, *types, residual=self.residual, units=self.units)
+        workload = Workload(self.target, judge.facts, self.residual)
+        model, applied = generate(known[kernel], workload)
         _check_fields(model, judge)
         return Space(
-            problem, target, dtype, out_dtype, residual, units, kernel, model, (*applied,), judge
+            *(self.problem, self.target, *types, self.residual, self.units),
+            *(kernel, model, (*applied,), judge),
         )
-    raise ValueError("; ".join(dict.fromkeys(reasons)))
 
 
 def _check_fields(model: Model, judge: KernelSpace) -> None:

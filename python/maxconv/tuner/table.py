@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._tuned_table import CUT_FIELDS, KERNEL, Device, Row, Timing, read_table, write_table
+from .._tuned_table import CUT_FIELDS, Device, Row, Timing, read_table, write_table
 from .measure.base import Configuration, Outcome
 from .space import Space
 
@@ -29,6 +29,8 @@ class Confirmation:
     out_dtype: str
     units: int
     """Threads."""
+    tuned: str
+    """The kernel whose configuration it is, by name."""
     configuration: Configuration
     kernel: str
     """What dispatch chooses."""
@@ -57,7 +59,7 @@ class Confirmation:
             return None
         return cls(
             *(tuple(space.problem.numbers()), space.dtype, space.out_dtype, space.units),
-            *(dict(configuration), kernel),
+            *(space.kernel.name.lower(), dict(configuration), kernel),
             *(outcome.incumbent, outcome.incumbent_spread, outcome.seconds, outcome.spread),
             outcome.gain,
         )
@@ -91,7 +93,9 @@ def change_table(
     device: Device,
     versions: Mapping[str, str],
 ) -> Changes:
-    """Writes confirmations into a table, made where it is missing; of a problem the last counts.
+    """Writes confirmations into a table, made where it is missing.
+
+    Of a problem and a kernel the last one counts; of a problem's kernels, the largest gain.
 
     Args:
         path: Of the table.
@@ -108,10 +112,14 @@ def change_table(
     with _alone(path.parent):
         rows = {row.key: row for row in read_table(path)} if path.exists() else {}
         before = dict(rows)
+        latest = {}
         for confirmation in confirmations:
             row = _row(confirmation, device, versions)
             rows.pop(row.key, None)
-            if confirmation.holds:
+            latest[row.key, confirmation.tuned] = (confirmation, row)
+        for confirmation, row in latest.values():
+            known = rows.get(row.key)
+            if confirmation.holds and (known is None or row.gain[1] > known.gain[1]):
                 rows[row.key] = row
         if rows or before:
             write_table(path, list(rows.values()))
@@ -139,13 +147,15 @@ def configuration_in(rows: Sequence[Row], space: Space, device: Device) -> Confi
         device: The CPU.
     """
     key = (device, space.dtype, space.out_dtype, space.units, tuple(space.problem.numbers()))
-    return next((row.configuration for row in rows if row.key == key), None)
+    kernel = space.kernel.name.lower()
+    found = (row.configuration for row in rows if row.key == key and row.after.kernel == kernel)
+    return next(found, None)
 
 
 def _row(confirmation: Confirmation, device: Device, versions: Mapping[str, str]) -> Row:
     """Returns the row of a confirmation."""
     before = Timing(confirmation.kernel, *_rounded(confirmation.before, confirmation.before_spread))
-    after = Timing(KERNEL, *_rounded(confirmation.after, confirmation.after_spread))
+    after = Timing(confirmation.tuned, *_rounded(confirmation.after, confirmation.after_spread))
     low, median, high = (round(gain, 4) for gain in confirmation.gain)
     return Row(
         problem=confirmation.problem,
@@ -153,7 +163,9 @@ def _row(confirmation: Confirmation, device: Device, versions: Mapping[str, str]
         out_dtype=confirmation.out_dtype,
         threads=confirmation.units,
         device=device,
-        configuration={name: confirmation.configuration[name] for name in CUT_FIELDS},
+        configuration={
+            name: confirmation.configuration[name] for name in CUT_FIELDS[confirmation.tuned]
+        },
         before=before,
         after=after,
         gain=(low, median, high),

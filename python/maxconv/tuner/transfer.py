@@ -35,19 +35,25 @@ class Transfer:
 
         Args:
             space: Whose candidates will be asked about.
-            open_one: Opens the space of another problem, of the same target and types.
+            open_one: Opens the space of another problem, of the same kernel and types.
         """
         others = self._records.problems(space)
         others.sort(key=lambda other: distance(space.problem, other))
         found = [self._study(other, space, open_one) for other in others[: self._problems]]
-        # Another kernel may be the first that takes a problem now.
-        return [s for s in found if s.trials and s.space.kernel is space.kernel]
+        return [study for study in found if study.trials]
 
     def _study(
         self, problem: ConvProblem, space: Space, open_one: Callable[[ConvProblem], Space]
     ) -> Study:
-        types = (space.target, space.dtype, space.out_dtype, space.residual, space.units)
-        key = (*types, *problem.numbers())
+        types = (
+            space.target,
+            space.kernel,
+            space.dtype,
+            space.out_dtype,
+            space.residual,
+            space.units,
+        )
+        key = (space.target, *types, *problem.numbers())
         if key not in self._read:
             other = open_one(problem)
             self._read[key] = Study(other, self._records.trials(other, Solver(other.model, 0)))

@@ -17,7 +17,7 @@ from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ....conv.memory import CACHE_LINE, Reads, Writes, element_bytes
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import ConvProblem
-from ....conv.registry import kernel_name
+from ....conv.kernel import kernel_name
 from ....conv.search import cheapest
 from ...epilogue.callbacks import EpilogueVisitor, LaunchShape
 from ...epilogue.conv_visitor import ConvVisitor

@@ -7,7 +7,7 @@ from ....conv.known import UNKNOWN, KnownFilter, KnownProblem
 from ....conv.memory import element_bytes
 from ....conv.operands import Arguments, Device, Operands, OperandTypes
 from ....conv.problem import SPATIAL, ConvProblem
-from ....conv.registry import kernel_name
+from ....conv.kernel import kernel_name
 from ...geometry import geometry_refusal, keeps_pixels
 from ...im2col.traversal import ROW_BYTES
 from ...inspect import GpuKernel, PtxWriter

@@ -7,23 +7,24 @@ process reads its table once, so that each confirmation is a process of its own.
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..._fields import Kernel, Layout, encode_scalars
+from ..._fields import Kernel
 from ..._library_files import Family
-from ..._native import Call, host
+from ..._native import host
 from ..._openmp import installed_parallel
 from ..._tuned import FILE_VARIABLE, Line, text_of, use_file
 from ..._tuned_table import CUT_FIELDS
 from .base import Configuration, Outcome, summarize
-from .cuts import CutRequest
+from .clock import Clock
+from .cuts import CutRequest, call_of
 from .oracle import operands
 
 __all__ = ["answer", "confirm_cut"]
@@ -85,53 +86,47 @@ def _asked(given: bytes, allocator: Mapping[str, str], seconds: float) -> Outcom
 
 def _confirmed(request: CutRequest, configuration: Configuration, kernel: str) -> Outcome:
     """Measures in this process, which has used no table yet."""
-    problem = request.problem
-    cut = tuple(configuration[name] for name in CUT_FIELDS)
-    line = Line(request.dtype, request.out_dtype, request.threads, tuple(problem.numbers()), cut)
+    problem, types = request.problem, (request.dtype, request.out_dtype)
+    cut = tuple(configuration[name] for name in CUT_FIELDS[request.kernel])
+    line = Line(*types, request.threads, tuple(problem.numbers()), request.kernel, cut)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tuned.txt"
         file.write_text(text_of([line]), encoding="utf-8")
         use_file(file)
         library = host(Family(request.dtype, "float32", request.out_dtype, scaled=False))
-        made = operands(problem, request.dtype, request.out_dtype, request.seed)
+        made = operands(problem, *types, request.seed)
         old, new = (
-            library.prepare(
-                Call.of(
-                    tuple(map(int, problem.input_shape)),
-                    tuple(map(int, problem.output_shape)),
-                    made.filter.size,
-                    problem.geometry(filter_layout=Layout.PACKED, kernel=chosen),
-                    encode_scalars(),
-                )
-            )
+            library.prepare(call_of(problem, made, chosen))
             for chosen in (Kernel[kernel.upper()], Kernel.AUTO)
         )
         reason = library.explain(new, request.threads)[1]
     if not reason.startswith("tuned: "):
         return Outcome(None, error=f"{FILE_VARIABLE}: the kernels did not take it: {reason}")
-    addresses = (made.activation.ctypes.data, made.filter.ctypes.data, 0, 0, 0)
     parallel = installed_parallel() if request.threads > 1 else 0
-    arguments = (*addresses, made.output.ctypes.data, request.threads, parallel)
+    arguments = made.addresses(request.threads, parallel)
     made.poison()
     new.run(*arguments)
     if wrong := made.wrong():
         return Outcome(None, error=wrong)
-    bursts: dict[bool, list[float]] = {False: [], True: []}
-    old.run(*arguments)
-    calls = {}
-    for tuned, call in ((False, old), (True, new)):
-        start = time.perf_counter()
-        call.run(*arguments)
-        calls[tuned] = 1 + int(request.protocol.burst_s / (time.perf_counter() - start))
-    for turn in range(request.protocol.rounds):
+    before, after = (functools.partial(call.run, *arguments) for call in (old, new))
+    return _in_turns(before, after, request)
+
+
+def _in_turns(old: Callable[[], None], new: Callable[[], None], request: CutRequest) -> Outcome:
+    """Measures two calls in turns."""
+    protocol, runs = request.protocol, (old, new)
+    bursts: tuple[list[float], list[float]] = ([], [])
+    clocks = [Clock(request.threads) for _ in runs]
+    old()
+    calls = [
+        1 + int(protocol.burst_s / max(clock.seconds(run, 1), 1e-7))
+        for run, clock in zip(runs, clocks, strict=True)
+    ]
+    for turn in range(protocol.rounds):
         # Each is first in every other turn.
-        for tuned in (bool(turn % 2), not turn % 2):
-            call = new if tuned else old
-            start = time.perf_counter()
-            for _ in range(calls[tuned]):
-                call.run(*arguments)
-            bursts[tuned].append((time.perf_counter() - start) / calls[tuned])
-    return summarize(bursts[True], bursts[False])
+        for which in (turn % 2, 1 - turn % 2):
+            bursts[which].append(clocks[which].seconds(runs[which], calls[which]))
+    return summarize(bursts[1], bursts[0])
 
 
 def answer() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from ..space import Space
 from .base import Configuration, Measurer, Outcome, Protocol
 from .confirm import confirm_cut
-from .cuts import CutRequest, choose_cut, dispatched_kernel, measure_cuts
+from .cuts import CutRequest, dispatched_kernel, measure_cuts
 
 __all__ = ["CpuMeasurer", "Worker", "WorkerError"]
 
@@ -88,7 +88,7 @@ class WorkerError(RuntimeError):
 
 
 class CpuMeasurer(Measurer):
-    """Measures configurations of a space of the CPU's implicit GEMM.
+    """Measures configurations of a space of a CPU's kernel.
 
     Args:
         space: The space.
@@ -110,8 +110,10 @@ class CpuMeasurer(Measurer):
         if space.residual:
             raise ValueError("residual: spaces without one are measured on a CPU")
         self._protocol = protocol or Protocol()
+        self._space = space
         self._request = CutRequest(
             space.problem,
+            space.kernel.name.lower(),
             space.dtype,
             space.out_dtype,
             space.units,
@@ -145,8 +147,9 @@ class CpuMeasurer(Measurer):
 
     def choice(self) -> Configuration:
         """See ``Measurer``."""
-        found: Configuration = self._worker.run(_BUILD_S, choose_cut, self._request)
-        return found
+        # What measures later is built first, which takes longer than measuring may.
+        self.dispatched()
+        return self._space.judge.choice()
 
     def dispatched(self) -> str:
         """See ``Measurer``."""

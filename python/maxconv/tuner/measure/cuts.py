@@ -1,25 +1,22 @@
-"""Runs the CPU's implicit GEMM by configurations, in the process that calls."""
+"""Runs kernels of the CPU by configurations, in the process that calls."""
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
-from ..._fields import Layout, encode_scalars
-from ..._library_files import Family, cuts_file
-from ..._native import Call, Host, Library, Prepared, host
+from ..._fields import Kernel, Layout, encode_scalars
+from ..._library_files import Family
+from ..._native import Call, Prepared, host
 from ..._openmp import installed_parallel
 from ..._problem import ConvProblem
 from ..._tuned import use_no_table
 from .base import DISPATCHED, Configuration, Outcome, Protocol, summarize
-from .oracle import operands
+from .clock import Clock
+from .oracle import Operands, operands
 
-__all__ = ["CutRequest", "choose_cut", "dispatched_kernel", "measure_cuts"]
+__all__ = ["CutRequest", "PreparedCall", "call_of", "dispatched_kernel", "measure_cuts"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +24,8 @@ class CutRequest:
     """What is measured: it travels to other processes, and other machines."""
 
     problem: ConvProblem
+    kernel: str
+    """Whose configurations they are, by name."""
     dtype: str
     out_dtype: str
     threads: int
@@ -37,64 +36,39 @@ class CutRequest:
     """Of the operands' values."""
 
 
-class _Cuts(Library):
-    """The library that runs cuts."""
+class PreparedCall:
+    """A call of PyTorch's library that runs by any configuration, or as dispatch chooses.
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.prepare = self.function("prepare", 5)
-        self.release = self.function("release", 1, None)
-        self.choice = self.function("choice", 3, None)
-        self.run = self.function("run", 7)
-
-
-@functools.cache
-def _library(dtype: str, out_dtype: str) -> _Cuts:
-    return _Cuts(cuts_file(dtype, out_dtype))
-
-
-class _Prepared:
-    """A call that runs by any configuration."""
+    Raises:
+        LibraryError: The library cannot be built.
+        ValueError: The kernels of this process use a tuned table already.
+    """
 
     def __init__(self, request: CutRequest) -> None:
-        self._library = _library(request.dtype, request.out_dtype)
         self._request = request
+        # Before the library is there, which would use one: dispatch's choice is without it.
+        use_no_table()
+        # A call without a bias asks for none of another type.
+        family = Family(request.dtype, "float32", request.out_dtype, scaled=False)
+        self._host = host(family)
         self._parallel = installed_parallel() if request.threads > 1 else 0
         self.operands = operands(request.problem, request.dtype, request.out_dtype, request.seed)
-        self._call = Call.of(
-            tuple(map(int, request.problem.input_shape)),
-            tuple(map(int, request.problem.output_shape)),
-            self.operands.filter.size,
-            request.problem.geometry(filter_layout=Layout.PACKED),
-            encode_scalars(),
-        )
-        self._handle = self._library.made(self._library.prepare, *self._call.pointers())
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            self._library.release(self._handle)
+        self._named = self._prepared(Kernel[request.kernel.upper()])
+        self._cut: tuple[int, ...] = ()
+        self._arguments = self.operands.addresses(request.threads, self._parallel)
+        self._clocks = {which: Clock(request.threads) for which in (False, True)}
 
     @functools.cached_property
     def _dispatched(self) -> Prepared:
         """The call as PyTorch makes it, without anything tuned."""
-        use_no_table()
-        return self._host.prepare(self._call)
+        return self._prepared(Kernel.AUTO)
 
-    @property
-    def _host(self) -> Host:
-        """All kernels; a call without a bias asks for none of another type."""
-        return host(Family(self._request.dtype, "float32", self._request.out_dtype, scaled=False))
+    def _prepared(self, kernel: Kernel) -> Prepared:
+        return self._host.prepare(call_of(self._request.problem, self.operands, kernel))
 
     def dispatched(self) -> str:
         """Returns the name of the kernel that dispatch chooses."""
-        call = self._dispatched
-        return self._host.explain(call, self._request.threads)[0]
-
-    def choice(self) -> dict[str, int]:
-        """Returns what the kernel's own search chooses."""
-        values = np.zeros(len(self._request.fields), np.int64)
-        self._library.choice(self._handle, self._request.threads, values.ctypes.data)
-        return dict(zip(self._request.fields, map(int, values), strict=True))
+        return self._host.explain(self._dispatched, self._request.threads)[0]
 
     def run(self, configuration: Configuration, calls: int = 1) -> float:
         """Convolves some times; returns the seconds of a call.
@@ -102,37 +76,41 @@ class _Prepared:
         Raises:
             ValueError: The kernel cannot run so.
         """
-        made = self.operands
-        if configuration == DISPATCHED:
-            addresses = (made.activation.ctypes.data, made.filter.ctypes.data, 0, 0, 0)
-            threads = (self._request.threads, self._parallel)
-            call, output = self._dispatched, made.output.ctypes.data
-            start = time.perf_counter()
-            for _ in range(calls):
-                call.run(*addresses, output, *threads)
-            return (time.perf_counter() - start) / calls
-        values = np.array([configuration[name] for name in self._request.fields], np.int64)
-        arguments = (
-            *(self._handle, values.ctypes.data, made.activation.ctypes.data),
-            *(made.filter.ctypes.data, made.output.ctypes.data),
-            *(self._request.threads, self._parallel),
-        )
-        run = self._library.run
-        start = time.perf_counter()
-        for _ in range(calls):
-            if failed := run(*arguments):
-                raise self._library.error(failed)
-        return (time.perf_counter() - start) / calls
+        dispatched = configuration == DISPATCHED
+        call = self._dispatched if dispatched else self._by_name(configuration)
+        run = functools.partial(call.run, *self._arguments)
+        return self._clocks[dispatched].seconds(run, calls)
+
+    def _by_name(self, configuration: Configuration) -> Prepared:
+        """Returns the call that runs by a configuration."""
+        cut = tuple(configuration[name] for name in self._request.fields)
+        if cut != self._cut:
+            self._host.name(self._named, cut, self._request.threads)
+            self._cut = cut
+            self._clocks[False] = Clock(self._request.threads)
+        return self._named
 
 
-def choose_cut(request: CutRequest) -> dict[str, int]:
-    """Returns the configuration that the kernel's own search chooses."""
-    return _Prepared(request).choice()
+def call_of(problem: ConvProblem, made: Operands, kernel: Kernel) -> Call:
+    """Returns a call that asks for a kernel, or for none.
+
+    Args:
+        problem: The convolution; all sizes known.
+        made: Its operands.
+        kernel: Which; ``AUTO`` leaves the choice to dispatch.
+    """
+    return Call.of(
+        tuple(map(int, problem.input_shape)),
+        tuple(map(int, problem.output_shape)),
+        made.filter.size,
+        problem.geometry(filter_layout=Layout.PACKED, kernel=kernel),
+        encode_scalars(output_factor=made.output_factor),
+    )
 
 
 def dispatched_kernel(request: CutRequest) -> str:
-    """Returns the name of the kernel that dispatch chooses."""
-    return _Prepared(request).dispatched()
+    """Returns the name of the kernel that dispatch chooses; builds the library if it is missing."""
+    return PreparedCall(request).dispatched()
 
 
 def measure_cuts(
@@ -146,7 +124,7 @@ def measure_cuts(
         ValueError: The incumbent is wrong, or there are no threads as asked for.
         LibraryError: The library cannot be built.
     """
-    prepared = _Prepared(request)
+    prepared = PreparedCall(request)
     # Kernels that dispatch may choose transform the operands, so that their sums are rounded.
     if incumbent and (error := _wrong(prepared, incumbent)):
         raise ValueError(f"incumbent: {error}")
@@ -176,7 +154,7 @@ def measure_cuts(
     ]
 
 
-def _wrong(prepared: _Prepared, configuration: Configuration) -> str | None:
+def _wrong(prepared: PreparedCall, configuration: Configuration) -> str | None:
     """Runs a configuration once; says what is wrong, or returns None."""
     prepared.operands.poison()
     try:
@@ -186,6 +164,6 @@ def _wrong(prepared: _Prepared, configuration: Configuration) -> str | None:
     return prepared.operands.wrong()
 
 
-def _calls(prepared: _Prepared, configuration: Configuration, protocol: Protocol) -> int:
+def _calls(prepared: PreparedCall, configuration: Configuration, protocol: Protocol) -> int:
     """Returns how many calls a burst has."""
     return 1 + int(protocol.burst_s / max(prepared.run(configuration), 1e-7))

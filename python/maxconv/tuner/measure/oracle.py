@@ -2,19 +2,20 @@
 
 Activations and filters are small integers: every product and partial sum is an integer that
 float32 holds, so that no order of the additions rounds, and a kernel is right if every output is
-the exact sum, rounded once.
+the exact sum, rounded once. Outputs of 8 bits are sums times a power of two.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..._dtypes import CARRIERS
+from ..._dtypes import CARRIERS, INTEGERS, filter_dtype
 from ..._packing import float32_to_bfloat16, pack_filter
 from ..._problem import ConvProblem
 
@@ -49,25 +50,46 @@ class Operands:
         rng = np.random.default_rng(seed)
         shape = tuple(map(int, problem.input_shape))
         taps, channels = problem.filter_size, int(problem.group_channels)
-        x = rng.integers(-LARGEST, LARGEST + 1, shape).astype(np.float32)
+        # Unsigned activations are not negative.
+        least = max(-LARGEST, INTEGERS[dtype][0]) if dtype in INTEGERS else -LARGEST
+        x = rng.integers(least, LARGEST + 1, shape).astype(np.float32)
         krsc = rng.integers(-LARGEST, LARGEST + 1, (int(problem.filters), *taps, channels))
         krsc = krsc.astype(np.float32)
         self.activation = _aligned(_stored(x, dtype))
         layout = {1: "KSC", 2: "KRSC", 3: "KTRSC"}[problem.spatial_rank]
-        packed = pack_filter(krsc, layout, groups=problem.groups, dtype=dtype)
+        of_filter = filter_dtype(dtype)
+        given = krsc.astype(np.int8) if of_filter in INTEGERS else krsc
+        packed = pack_filter(given, layout, groups=problem.groups, dtype=of_filter)
         self.filter = _aligned(packed.data)
-        self.expected = _stored(convolved(problem, x, krsc), out_dtype)
+        sums = convolved(problem, x, krsc)
+        self.output_factor = _factor(sums, out_dtype)
+        """What sums are multiplied by, where outputs have 8 bits."""
+        self.expected = _stored(sums * self.output_factor, out_dtype)
         self.output = _aligned(np.zeros_like(self.expected))
 
+    def addresses(self, threads: int, parallel: int) -> tuple[int, ...]:
+        """Returns what ``Prepared.run`` of a CPU takes, without what is not there.
+
+        Args:
+            threads: How many may run.
+            parallel: The address of ``GOMP_parallel``.
+        """
+        inputs = (self.activation.ctypes.data, self.filter.ctypes.data, 0, 0, 0)
+        return (*inputs, self.output.ctypes.data, threads, parallel)
+
     def poison(self) -> None:
-        """Fills the output with a value that no sum is: all bits set, a NaN of each type."""
+        """Fills the output with what is wrong: a NaN of each type of floats, other integers."""
         self.output.view(np.uint8)[...] = 0xFF
+        if self.output.itemsize == 1:
+            self.output[...] = ~self.expected
 
     def wrong(self) -> str | None:
         """Says how the output differs from the exact one, or returns None."""
         bits = np.dtype(f"u{self.output.itemsize}")
-        # A zero may have either sign.
-        got, expected = _signless(self.output.view(bits)), _signless(self.expected.view(bits))
+        got, expected = self.output.view(bits), self.expected.view(bits)
+        if self.output.itemsize > 1:
+            # A float's zero may have either sign.
+            got, expected = _signless(got), _signless(expected)
         different = np.flatnonzero(got.reshape(-1) != expected.reshape(-1))
         if not different.size:
             return None
@@ -118,7 +140,17 @@ def _stored(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
     single = values.astype(np.float32)
     if dtype == "bfloat16":
         return float32_to_bfloat16(single)
+    if dtype in INTEGERS:
+        return np.clip(np.rint(single), *INTEGERS[dtype]).astype(CARRIERS[dtype])
     return single.astype(CARRIERS[dtype])
+
+
+def _factor(sums: npt.NDArray[np.float64], dtype: str) -> float:
+    """Returns a power of two that brings most sums into the range of integers, or 1."""
+    if dtype not in INTEGERS:
+        return 1.0
+    largest = max(float(np.abs(sums).max()), 1.0)
+    return min(1.0, 2.0 ** -math.floor(math.log2(largest / INTEGERS[dtype][1]) + 1))
 
 
 def _signless(bits: npt.NDArray[Any]) -> npt.NDArray[Any]:

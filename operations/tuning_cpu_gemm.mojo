@@ -5,17 +5,16 @@ from std.math import ceildiv
 from std.sys.info import size_of
 
 from .conv.fields import KERNEL_IMPLICIT_GEMM, PANEL
-from .conv.memory import Writes
 from .conv.operands import Device, Operands
 from .conv.problem import ConvProblem
 from .cpu.config import CPU_TILE
 from .cpu.gemm.candidates import (
     MAX_BLOCK_ELEMENTS,
-    FilterCut,
     blocking_cost,
+    choose_blocking,
 )
 from .cpu.gemm.cut import NamedCut, access_refusal, line_tiling, longest_depth
-from .cpu.gemm.launch import panels_refusal
+from .cpu.gemm.launch import ImplicitGemm
 from .cpu.gemm.scheduler import (
     ACCESS_GATHER,
     ACCESS_MATRIX,
@@ -26,39 +25,9 @@ from .cpu.gemm.scheduler import (
 )
 from .cpu.gemm.strips import strip_elements
 from .cpu.gemm.mma import tile_rows
+from .cpu.openmp import OpenMpPool
+from .tuning_cut import cut_of, kernel_refusal, write_task_counts
 from .tuning_space import Counts, Facts, TunedKernel, Values
-
-
-def named_cut(values: Values) -> NamedCut:
-    """The cut of the numbers of `TunedCpuGemm.fields`.
-
-    Args:
-        values: The numbers.
-    """
-    return NamedCut(
-        access=Int(values[unsafe_offset=0]),
-        tile_rows=Int(values[unsafe_offset=1]),
-        tiles=Int(values[unsafe_offset=2]),
-        filters=FilterCut(
-            Int(values[unsafe_offset=3]), Int(values[unsafe_offset=4])
-        ),
-        depth=Int(values[unsafe_offset=5]),
-    )
-
-
-def write_cut(cut: NamedCut, values: Writes[DType.int64]):
-    """Writes a cut as the numbers of `TunedCpuGemm.fields`.
-
-    Args:
-        cut: The cut.
-        values: Where to.
-    """
-    values[unsafe_offset=0] = Int64(cut.access)
-    values[unsafe_offset=1] = Int64(cut.tile_rows)
-    values[unsafe_offset=2] = Int64(cut.tiles)
-    values[unsafe_offset=3] = Int64(cut.filters.group_count)
-    values[unsafe_offset=4] = Int64(cut.filters.unit_count)
-    values[unsafe_offset=5] = Int64(cut.depth)
 
 
 struct TunedCpuGemm(TunedKernel):
@@ -72,14 +41,7 @@ struct TunedCpuGemm(TunedKernel):
 
     @staticmethod
     def fields() -> List[StaticString]:
-        return [
-            "access",
-            "tile_rows",
-            "tiles",
-            "group_count",
-            "unit_count",
-            "depth",
-        ]
+        return NamedCut.fields()
 
     @staticmethod
     def counts() -> List[StaticString]:
@@ -103,7 +65,9 @@ struct TunedCpuGemm(TunedKernel):
         self.device = device
 
     def problem_refusal(self) -> Optional[String]:
-        return panels_refusal(Self.code, self.problem)
+        return kernel_refusal[ImplicitGemm[OpenMpPool]](
+            self.problem, self.operands, self.device
+        )
 
     def facts(self, mut facts: Facts):
         ref problem = self.problem
@@ -169,14 +133,21 @@ struct TunedCpuGemm(TunedKernel):
         return depths^
 
     def refusal(self, values: Values) -> Optional[String]:
-        return named_cut(values).refusal(self.problem, self.operands.types)
+        var cut = cut_of[NamedCut](values)
+        return cut.refusal(self.problem, self.operands.types)
+
+    def choice(self) -> List[Int]:
+        var types = self.operands.types
+        var blocking = choose_blocking(self.problem, types, self.device.units)
+        return NamedCut.of(blocking).numbers()
 
     def count(self, values: Values, counts: Counts):
         ref problem = self.problem
-        var blocking = named_cut(values).blocking(problem, self.operands.types)
+        var blocking = cut_of[NamedCut](values).blocking(
+            problem, self.operands.types
+        )
         var threads = self.device.units
         var tasks = blocking.tasks()
-        var waves = ceildiv(tasks, threads)
         var scratch = (
             blocking.activations() + blocking.sums() * CPU_TILE.elements()
         )
@@ -184,9 +155,7 @@ struct TunedCpuGemm(TunedKernel):
         var columns = blocking.panels * PANEL
         var groups = blocking.group_count
         counts[unsafe_offset=0] = blocking_cost(blocking, threads)
-        counts[unsafe_offset=1] = Float64(tasks)
-        counts[unsafe_offset=2] = Float64(waves)
-        counts[unsafe_offset=3] = Float64(tasks) / Float64(waves * threads)
+        write_task_counts(counts.unsafe_offset(1), tasks, threads)
         counts[unsafe_offset=4] = Float64(scratch * size_of[DType.float32]())
         counts[unsafe_offset=5] = Float64(blocking.sums() * CPU_TILE.elements())
         counts[unsafe_offset=6] = Float64(

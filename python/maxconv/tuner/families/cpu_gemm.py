@@ -19,6 +19,7 @@ from ..generators import (
 from ..model import Kind, Model
 from ..rules import Rule, RuleKind, Workload
 from ..schedule import Schedule, Stage
+from .parts import parts
 
 __all__ = ["RULES"]
 
@@ -35,8 +36,8 @@ def _tile(model: Model, workload: Workload) -> None:
     possible = [row for place, row in enumerate(rows) if any(tiles[place] for tiles in counts)]
     candidates(model, "tile_rows", possible, "pixels of a register tile")
     candidates(model, "tiles", range(1, facts["max_tiles"] + 1), "register tiles of a task")
-    candidates(model, "group_count", _parts(facts["groups"]), "groups of a task")
-    candidates(model, "unit_count", _parts(facts["units"]), "register tiles over a task's filters")
+    candidates(model, "group_count", parts(facts["groups"]), "groups of a task")
+    candidates(model, "unit_count", parts(facts["units"]), "register tiles over a task's filters")
     candidates(model, "depth", facts.row("depths"), "products of a slice")
     # Of a size that an access does not cut lines into there are 0 tiles.
     by_access = [
@@ -104,11 +105,6 @@ def _cache(model: Model, workload: Workload) -> None:
         ),
         max(facts["max_sums"], facts["stored_sums"]),
     )
-
-
-def _parts(count: int) -> list[int]:
-    """The sizes of parts into which things can be cut: one for each number of parts."""
-    return sorted({-(-count // parts) for parts in range(1, count + 1)})
 
 
 #: In order.
