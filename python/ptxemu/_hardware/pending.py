@@ -45,7 +45,7 @@ class CopyGroup:
 
 @dataclass(eq=False)
 class Transfer:
-    """A load or store of tensor memory under way.
+    """A load or store of tensor memory, or an arrival in another block, under way.
 
     Attributes:
         act: Does it.
@@ -63,7 +63,7 @@ class Transfer:
 
 
 class Transfers:
-    """A warp's loads or stores of tensor memory that it has not waited for.
+    """A warp's transfers that it has not waited for, or a block's.
 
     Attributes:
         waiters: Tasks that wait for them.
@@ -88,9 +88,14 @@ class Transfers:
             transfer.complete()
             self.waiters.wake()
 
-        self._running.append(transfer)
+        self.unfinished().append(transfer)
         scheduler.later(complete, operation)
         return transfer
+
+    def complete(self) -> None:
+        """Does what is not done."""
+        for transfer in self.unfinished():
+            transfer.complete()
 
 
 @dataclass(eq=False)
