@@ -46,11 +46,6 @@ BROKEN: list[tuple[str, Callable[[str], str], str]] = [
         r"DeadlockError: .*mbarrier\.try_wait.*waits for the mbarrier",
     ),
     (
-        "a block does not wait for its peers' last releases",
-        _without_last_releases,
-        r"MemoryFaultError: mbarrier\.arrive comes to block .*which has ended",
-    ),
-    (
         "blocks do not wait for each other's barriers",
         _without_first_pair,
         "BarrierError: .*no mbarrier is initialized at byte",
@@ -104,9 +99,13 @@ def test_no_release_comes_to_a_block_that_has_ended(paired: list[tuple[Kernel, i
         assert np.array_equal(run(kernel, operands, 0), operands.expected())
 
 
-def test_a_ping_pong_pair_that_does_not_wait_is_reported(paired: list[tuple[Kernel, int]]) -> None:
-    kernel, filters = paired[0]
-    operands = Operands.random(0, taps=1, odd=filters)
+@pytest.mark.parametrize("shared", ["activations", "filters"])
+def test_a_block_that_does_not_wait_for_the_last_releases_is_reported(
+    pointwise: list[Kernel], paired: list[tuple[Kernel, int]], shared: str
+) -> None:
+    """The release must be the last thing that happens, which few seeds draw where TMA stores."""
+    kernel = paired[0][0] if shared == "filters" else pointwise[1]
+    operands = Operands.random(0, taps=1)
     with pytest.raises(MemoryFaultError, match=r"mbarrier.arrive comes to block .*has ended"):
-        for seed in SEEDS:
+        for seed in range(16):
             run(kernel, operands, seed, _without_last_releases(kernel.ptx))

@@ -176,15 +176,19 @@ def test_cluster_without_the_last_barrier() -> None:
 
 #: Each block's first thread arrives at its peer's barrier; ORDER follows, then the blocks part.
 REMOTE = """.reg .b32 %far, %rank; mov.u32 %rank, %cluster_ctarank; xor.b32 %rank, %rank, 1;
-setp.ne.u32 %c, %t, 0; @%c bra READY; mbarrier.init.shared::cta.b64 [bar], 1;
+.shared .align 8 .b64 later; setp.ne.u32 %c, %t, 0; @%c bra READY;
+mbarrier.init.shared::cta.b64 [bar], 1; mbarrier.init.shared::cta.b64 [later], 1;
 READY: barrier.cluster.arrive; barrier.cluster.wait; @%c bra LEAVE;
 mov.b32 %far, bar; mapa.shared::cluster.u32 %far, %far, %rank;
 mbarrier.arrive.shared::cluster.b64 _, [%far];
 LEAVE: ORDER barrier.cluster.arrive.relaxed; barrier.cluster.wait;"""
 
-#: The owner's own wait, and releases that are as wide as the cluster.
+#: The owner's wait for it, or for a later one; releases that are as wide as the cluster.
 ORDERED = [
     WAIT.replace("PARITY", "0"),
+    "@%c bra NEXT; mov.b32 %far, later; mapa.shared::cluster.u32 %far, %far, %rank; "
+    "mbarrier.arrive.shared::cluster.b64 _, [%far]; NEXT: "
+    + WAIT.replace("PARITY", "0").replace("[bar]", "[later]"),
     "barrier.cluster.arrive; barrier.cluster.wait;",
     "fence.acq_rel.cluster;",
     "membar.gl;",

@@ -138,7 +138,7 @@ def _send(t: Path, block: ThreadBlock, arrive: Callable[[], object], operation: 
         block.require_running("mbarrier.arrive comes to", operation.line)
         arrive()
 
-    t.block.arrivals.start(t.scheduler, come, operation)
+    t.block.arrivals.send(block.rank, t.scheduler, come, operation)
 
 
 @instruction("mbarrier.expect_tx", "mbarrier.complete_tx")
