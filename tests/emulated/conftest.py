@@ -12,6 +12,7 @@ from tests.emulated.convolution import (
     GATHERED,
     HEIGHT,
     ODD,
+    POINTWISE,
     WIDTH,
     Gathered,
     Kernel,
@@ -93,6 +94,13 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, bool]]
 def small(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, bool]]:
     """Candidates with sub-tiles of 16 pixels, bare, and with SiLU and a residual."""
     return list(zip(launches(tmp_path_factory, "small"), [False, True] * 2, strict=True))
+
+
+@pytest.fixture(scope="session")
+def paired(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int]]:
+    """Ping-pong pairs that share filters and whose threads store, each with its filters."""
+    kernels = launches(tmp_path_factory, "paired")
+    return list(zip(kernels, (POINTWISE * FILTERS, FILTERS), strict=True))
 
 
 @pytest.fixture(scope="session")

@@ -71,12 +71,15 @@ def test_every_wait_has_the_arrow_that_ends_it(pair: Trace) -> None:
 
 
 def test_what_ends_a_wait_is_of_the_right_kind(pair: Trace) -> None:
-    """A stage's bytes come by TMA, a multiply's end by wgmma, a named barrier by a warp."""
+    """A stage's bytes come by TMA, a multiply's end by wgmma, a named barrier by a warp.
+
+    A stage's release comes from a warp, or from a peer through the cluster.
+    """
     causes = defaultdict(set)
     for arrow in pair.arrows:
         subject = arrow.target.name.removeprefix("wait: ").split()[0]
         causes[subject].add(arrow.source.track.name.split()[0])
-    assert causes["mbarrier"] == {"TMA", "warp"}
+    assert causes["mbarrier"] == {"TMA", "warp", "cluster"}
     assert causes["wgmma"] == {"wgmma"}
     assert causes["barrier"] == causes["barrier.cluster"] == {"warp"}
 

@@ -13,7 +13,9 @@ each candidate of `ROW_STORES`, lines for each number of `ODD` filters, 3x3 and
 added, and with SiLU too. Then, for each of `GATHERED`, a line for each of
 `GATHERED_CHANNELS` and `GATHERED_FILTERS`: plain, with a residual, with SiLU too;
 and of the last one, plain, a line for each of `SPLITS`. Then lines of `ENDED`, bare
-and with SiLU and a residual. Then `SPLIT`, and a line for each number of blocks
+and with SiLU and a residual. Then `PAIRED`, and a line for a filter of one tap,
+`POINTWISE` times the height and the filters, and one for that height alone. Then
+`SPLIT`, and a line for each number of blocks
 that share a tile of `SPLITS`, 3x3. At last `UPSAMPLED` and its line, an image that is
 enlarged: its filters are those of four pixels. A line is its kind, index, threads, bytes of shared memory,
 blocks, blocks of a cluster, 1 if it keeps its filters, pixels of an activation
@@ -45,12 +47,14 @@ from operations.conv.fields import (
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem, Geometry
 from operations.nvidia.im2col.traversal import Traversal
-from operations.nvidia.sm90.gemm.candidates import candidate
+from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
+from operations.nvidia.sm90.gemm.config import Sm90Config
 from operations.nvidia.epilogue.params import EpilogueParams
 from operations.nvidia.epilogue.conv_visitor import ConvVisitor
 from operations.nvidia.sm90.gemm.gather import GatherGeometry
 from operations.nvidia.sm90.gemm.grid import Grid
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
+from operations.tuning_sm90 import gemm_config
 
 comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
@@ -76,6 +80,11 @@ that share filters. The convolution has two tiles along the filters."""
 comptime SMALL = [18, 19]
 """Candidates whose sub-tiles have 16 pixels. The convolution has a tile and a
 half along the filters."""
+
+comptime PAIRED = CANDIDATES
+"""Behind the table: ping-pong tiles in clusters that share filters, of which threads
+store rows. The convolution of one tap has an odd number of tiles for two
+clusters."""
 
 comptime SPLIT = [9, 20, 21]
 """Candidates whose blocks share a tile's sum; no other case's. The consumers
@@ -133,6 +142,17 @@ def sums(
     var whole = block.sum[block_size=THREADS, broadcast=False](total)
     if thread_idx.x == 0:
         totals[Int(block_idx.x)] = whole
+
+
+def config_of(index: Int) -> Sm90Config:
+    """The configuration of a row of the table, or of `PAIRED`."""
+    if index < CANDIDATES:
+        return candidate(index)
+    # Tile, cluster, consumers, ping-pong of filters by pixels, halo, stages.
+    var numbers: List[Int] = [64, 64, 2, 1, 1, 2, 0, 1, 8, 12, 12, 0, 0, 0]
+    # Sub-tile, buffers, fragment; in place, and in whole rows.
+    numbers.extend([32, 2, 2, 8, 1, 0, 0, 1])
+    return gemm_config(numbers)
 
 
 def write(folder: String, name: String, text: String) raises:
@@ -196,10 +216,10 @@ def enlarged(
 def emit_kernel[index: Int, Output: OutputTarget]() raises:
     """Writes a candidate."""
     comptime Kernel = ConvKernel[
-        Dtype, Output, ConvVisitor[Dtype], candidate(index)
+        Dtype, Output, ConvVisitor[Dtype], config_of(index)
     ]
     comptime target = get_gpu_target["sm_90a"]()
-    comptime if candidate(index).gathers():
+    comptime if config_of(index).gathers():
         var info = compile_info[
             Kernel.run_gathered, emission_kind="asm", target=target
         ]()
@@ -224,7 +244,7 @@ def print_launch[
     activation: Int = ACTIVATION_NONE,
 ) raises:
     """Prints what a candidate's launch passes."""
-    comptime config = candidate(index)
+    comptime config = config_of(index)
     comptime Kernel = ConvKernel[Dtype, Output, ConvVisitor[Dtype], config]
     var none = Activation(ACTIVATION_NONE, 0, 0)
     var epilogue = Epilogue[Dtype, Dtype](
@@ -310,7 +330,7 @@ def main() raises:
     comptime Output = type_of(output)
     comptime for i in range(len(EMULATED)):
         comptime index = materialize[EMULATED]()[i]
-        comptime units = candidate(index).cluster_size()
+        comptime units = config_of(index).cluster_size()
         emit_kernel[index, Output]()
         print_launch[index]("same", problem, output, has_bias, units)
         print_launch[index](
@@ -367,7 +387,7 @@ def main() raises:
         )
     comptime for i in range(len(ENDED)):
         comptime index = materialize[ENDED]()[i]
-        comptime filters = 2 * candidate(index).block_tile_shape[1]
+        comptime filters = 2 * config_of(index).block_tile_shape[1]
         emit_fused[index](
             "ended",
             problem_of(POINTWISE * height, width, channels, filters, 3),
@@ -376,12 +396,21 @@ def main() raises:
         )
     comptime for i in range(len(SMALL)):
         comptime index = materialize[SMALL]()[i]
-        comptime filters = candidate(index).block_tile_shape[1] * 3 // 2
+        comptime filters = config_of(index).block_tile_shape[1] * 3 // 2
         emit_fused[index](
             "small",
             problem_of(POINTWISE * height, width, channels, filters, 3),
             output,
             has_bias,
+        )
+    emit_kernel[PAIRED, Output]()
+    for more in [POINTWISE, 1]:
+        print_launch[PAIRED](
+            "paired",
+            problem_of(POINTWISE * height, width, channels, more * filters, 1),
+            output,
+            has_bias,
+            MULTIPROCESSORS,
         )
     comptime for i in range(len(SPLIT)):
         comptime index = materialize[SPLIT]()[i]

@@ -12,6 +12,7 @@ from ptxemu import (
     EmulatorError,
     IllegalInstructionError,
     Machine,
+    MemoryFaultError,
     UnfinishedError,
 )
 
@@ -171,6 +172,50 @@ def test_cluster_without_the_last_barrier() -> None:
             found.append(str(error))
     assert found
     assert all("which has ended" in text for text in found)
+
+
+#: Each block's first thread arrives at its peer's barrier; ORDER follows, then the blocks part.
+REMOTE = """.reg .b32 %far, %rank; mov.u32 %rank, %cluster_ctarank; xor.b32 %rank, %rank, 1;
+.shared .align 8 .b64 later; setp.ne.u32 %c, %t, 0; @%c bra READY;
+mbarrier.init.shared::cta.b64 [bar], 1; mbarrier.init.shared::cta.b64 [later], 1;
+READY: barrier.cluster.arrive; barrier.cluster.wait; @%c bra LEAVE;
+mov.b32 %far, bar; mapa.shared::cluster.u32 %far, %far, %rank;
+mbarrier.arrive.shared::cluster.b64 _, [%far];
+LEAVE: ORDER barrier.cluster.arrive.relaxed; barrier.cluster.wait;"""
+
+#: The owner's wait for it, or for a later one; releases that are as wide as the cluster.
+ORDERED = [
+    WAIT.replace("PARITY", "0"),
+    "@%c bra NEXT; mov.b32 %far, later; mapa.shared::cluster.u32 %far, %far, %rank; "
+    "mbarrier.arrive.shared::cluster.b64 _, [%far]; NEXT: "
+    + WAIT.replace("PARITY", "0").replace("[bar]", "[later]"),
+    "barrier.cluster.arrive; barrier.cluster.wait;",
+    "fence.acq_rel.cluster;",
+    "membar.gl;",
+    "st.release.gpu.global.b32 [%p], 1;",
+    "red.release.cluster.global.add.u32 [%p], 1;",
+    "@%c bra END; mbarrier.arrive.release.cluster.shared::cta.b64 _, [bar]; END:",
+]
+
+
+@pytest.mark.parametrize("order", ORDERED, ids=range(len(ORDERED)))
+def test_arrival_in_a_block_before_its_end(order: str) -> None:
+    for seed in range(8):
+        run(REMOTE.replace("ORDER", order), seed=seed, cluster=2)
+
+
+@pytest.mark.parametrize("order", ["", "fence.acq_rel.cta;", "fence.acquire.cluster;"])
+def test_arrival_that_nothing_orders_before_the_end(order: str) -> None:
+    """It is under way when the cluster's relaxed barrier lets the block end: under some seed."""
+    with pytest.raises(MemoryFaultError, match=r"mbarrier.arrive comes to block .* \(line \d+\)"):
+        for seed in range(8):
+            run(REMOTE.replace("ORDER", order), seed=seed, cluster=2)
+
+
+def test_arrival_in_another_block_returns_no_state() -> None:
+    body = REMOTE.replace("cluster.b64 _,", "cluster.b64 %s,").replace("ORDER", "")
+    with pytest.raises(IllegalInstructionError, match="in another block returns no state"):
+        run(body, cluster=2)
 
 
 def test_cluster_barrier_out_of_order() -> None:

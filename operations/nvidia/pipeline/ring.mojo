@@ -120,6 +120,19 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
         self.empty(at.stage).wait(at.parity ^ 1)
 
     @always_inline
+    def await_releases(self, at: RingPosition[Self.stages]):
+        """Waits until every stage that was filled has been released: no arrival
+        of another block is on its way to this one.
+
+        Args:
+            at: The producer's position, behind the last stage that it filled.
+        """
+        var position = at
+        for _ in range(Self.stages):
+            self.await_empty(position)
+            position.step()
+
+    @always_inline
     def acquire(
         self, at: RingPosition[Self.stages], bytes: Int = Self.stage_bytes
     ) -> Barrier:

@@ -12,7 +12,7 @@ from .._errors import BarrierError, IllegalInstructionError, MemoryFaultError, U
 from .barriers import MBarrier, NamedBarrier
 from .grid import Grid, Three
 from .memory import BARRIER, CHUNK, INVALID, UNWRITTEN, Memory
-from .pending import Accumulator, TensorOperation, Warpgroup
+from .pending import Accumulator, Arrivals, TensorOperation, Warpgroup
 from .registers import LANES, Array
 from .tensormemory import TensorMemory
 
@@ -80,6 +80,8 @@ class ThreadBlock:
         shared: From address ``rank << RANK_SHIFT`` on.
         mbarriers: By offset in shared memory.
         warpgroups: Their wgmma multiplies, by number.
+        arrivals: Theirs at mbarriers of other blocks. They come some time; a release of the
+            cluster's scope by any thread waits for them: who synchronized with it is not followed.
         votes: What threads brought to a barrier that combines, by its number: true, and all.
         refused: Whether a thread saw that there is no further cluster to take.
     """
@@ -97,6 +99,7 @@ class ThreadBlock:
         self.writes = grid.fences.track(self.shared.size)
         self.mbarriers: dict[int, MBarrier] = {}
         self.warpgroups: dict[int, Warpgroup] = defaultdict(Warpgroup)
+        self.arrivals = Arrivals()
         self.votes: dict[int, list[tuple[int, int]]] = {}
         self.refused = False
         self._named: dict[int, NamedBarrier] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +12,7 @@ from .scheduler import Operation, Scheduler, Waiters
 
 __all__ = [
     "Accumulator",
+    "Arrivals",
     "CopyGroup",
     "MultiplyGroup",
     "TensorOperation",
@@ -45,7 +46,7 @@ class CopyGroup:
 
 @dataclass(eq=False)
 class Transfer:
-    """A load or store of tensor memory under way.
+    """A load or store of tensor memory, or an arrival in another block, under way.
 
     Attributes:
         act: Does it.
@@ -91,6 +92,39 @@ class Transfers:
         self._running.append(transfer)
         scheduler.later(complete, operation)
         return transfer
+
+
+class Arrivals:
+    """A block's arrivals at mbarriers of other blocks: what one of them is sent comes in order."""
+
+    def __init__(self) -> None:
+        self._sent: dict[int, deque[Transfer]] = defaultdict(deque)
+
+    def send(
+        self, rank: int, scheduler: Scheduler[Any], act: Callable[[], None], operation: Operation
+    ) -> None:
+        """Lets one come some time.
+
+        Args:
+            rank: Of the other block.
+            scheduler: Draws when.
+            act: Arrives.
+            operation: The arrival, for a trace.
+        """
+        sent, arrival = self._sent[rank], Transfer(act)
+        sent.append(arrival)
+
+        def come() -> None:
+            while not arrival.done:
+                sent.popleft().complete()
+
+        scheduler.later(come, operation)
+
+    def complete(self) -> None:
+        """Lets all come."""
+        for sent in self._sent.values():
+            while sent:
+                sent.popleft().complete()
 
 
 @dataclass(eq=False)

@@ -53,15 +53,17 @@ def _rank(form: Form) -> Step:
 
 @instruction("barrier.cluster")
 def _cluster_barrier(form: Form) -> Step:
-    """9.7.13.3: a thread arrives once, then waits."""
+    """9.7.13.3: a thread arrives once, then waits; by default the arrival is a release."""
     mode = form.take("arrive", "wait") or form.refuse("no .arrive or .wait")
-    form.take("release", "relaxed", "acquire")
+    relaxed = form.take("release", "relaxed", "acquire") == "relaxed"
     form.flag("aligned")
 
     def arrive(t: Path) -> None:
         t.require_warp()
         if t.warp.cluster_arrival is not None:
             raise BarrierError("barrier.cluster.arrive twice without barrier.cluster.wait")
+        if not relaxed:
+            t.block.arrivals.complete()
         barrier = t.block.cluster.barrier
         # Noted before the arrival, which may complete the barrier.
         t.warp.cluster_arrival = barrier.generation

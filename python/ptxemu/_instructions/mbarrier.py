@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from .._errors import MemoryFaultError
+from collections.abc import Callable
+from functools import partial
+
+from .._errors import IllegalInstructionError, MemoryFaultError
+from .._hardware.barriers import MBarrier
+from .._hardware.blocks import ThreadBlock
 from .._hardware.registers import LANES, PRED, view_of
-from .._hardware.scheduler import Wait
+from .._hardware.scheduler import Operation, Wait
 from .._text.syntax import Address, Sink
 from .._warps.addresses import addresses, find_mbarrier, locate
 from .._warps.paths import Path, Step
@@ -14,13 +19,18 @@ from .._warps.table import Form, instruction
 _GIVES_UP = 50
 
 
-def _take_common(form: Form) -> None:
-    """Takes order, scope, space and type: memory is consistent, addresses name their block."""
+def _take_common(form: Form) -> bool:
+    """Takes order, scope, space and type: memory is consistent, addresses name their block.
+
+    Returns whether it is a release of the cluster's scope.
+    """
+    releases = {"release", "cluster"}.issubset(form.modifiers)
     for _ in range(len(form.modifiers)):
         form.take(
             *("release", "acquire", "relaxed", "cta", "cluster", "b64"),
             *("shared", "shared::cta", "shared::cluster"),
         )
+    return releases
 
 
 def _numbers(t: Path, form_row: int | None, default: int) -> list[int]:
@@ -68,13 +78,13 @@ def _invalidate(form: Form) -> Step:
 def _arrive(form: Form) -> Step:
     """9.7.13.15.13, 9.7.13.15.14: every active lane arrives; .expect_tx announces bytes first.
 
-    Who arrives while its loads from tensor memory run loses its turn, so that what the arrival
-    allows to be overwritten is.
+    An arrival in another block comes some time later. Who arrives while its loads from tensor
+    memory run loses its turn, so that what the arrival allows to be overwritten is.
     """
     drop = "arrive_drop" in form.instruction.opcode
     expects = form.flag("expect_tx")
     form.flag("noComplete")
-    _take_common(form)
+    releases = _take_common(form)
     has_state = not isinstance(form.operands[0], Address)
     first = 1 if has_state else 0
     state = None
@@ -82,17 +92,24 @@ def _arrive(form: Form) -> Step:
         state = form.target(0, "u64")
     view, row, offset = form.address_row(first)
     number = form.source(first + 1, "u32") if len(form.operands) > first + 1 else None
+    operation = Operation("cluster", "arrive on an mbarrier", form.instruction.line)
 
     def step(t: Path) -> Wait | None:
         if t.ticket is _ARRIVED:
             t.ticket = None
             return None
+        if releases:
+            t.block.arrivals.complete()
         where, numbers = addresses(t, view, row, offset), _numbers(t, number, 1)
         for lane, address, value in zip(t.lanes(), where, numbers, strict=True):
-            barrier = find_mbarrier(t, int(address))
-            if expects:
-                barrier.expect(value)
-            phase = barrier.arrive(1 if expects else value, drop)
+            block, start = locate(t, int(address), 8, "an mbarrier")
+            arrive = partial(_count, block.mbarrier(start), value, expects, drop)
+            if block is not t.block:
+                if state is not None:
+                    raise IllegalInstructionError("an arrival in another block returns no state")
+                _send(t, block, arrive, operation)
+                continue
+            phase = arrive()
             if state is not None:
                 t.files[view_of("u64")][state][lane] = phase
         if not t.warp.loading:
@@ -105,6 +122,23 @@ def _arrive(form: Form) -> Step:
 
 
 _ARRIVED = object()
+
+
+def _count(barrier: MBarrier, value: int, expects: bool, drop: bool) -> int:
+    """Arrives, or announces bytes and arrives once; returns the phase before."""
+    if expects:
+        barrier.expect(value)
+    return barrier.arrive(1 if expects else value, drop)
+
+
+def _send(t: Path, block: ThreadBlock, arrive: Callable[[], object], operation: Operation) -> None:
+    """Lets an arrival come to another block some time."""
+
+    def come() -> None:
+        block.require_running("mbarrier.arrive comes to", operation.line)
+        arrive()
+
+    t.block.arrivals.send(block.rank, t.scheduler, come, operation)
 
 
 @instruction("mbarrier.expect_tx", "mbarrier.complete_tx")

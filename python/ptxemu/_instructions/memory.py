@@ -9,6 +9,7 @@ import numpy as np
 
 from .._errors import IllegalInstructionError, MemoryFaultError
 from .._hardware.registers import Array, view_of
+from .._hardware.scheduler import Wait
 from .._text.syntax import type_bits
 from .._warps.addresses import (
     WINDOW_SHIFT,
@@ -38,8 +39,13 @@ def _take_space(form: Form) -> str:
     return ""
 
 
-def _take_hints(form: Form) -> None:
-    """Takes what changes neither addresses nor values: order, scope, caching."""
+def _take_hints(form: Form) -> bool:
+    """Takes what changes neither addresses nor values: order, scope, caching.
+
+    Returns whether it is a release beyond the block.
+    """
+    releases = not {"release", "acq_rel"}.isdisjoint(form.modifiers)
+    wide = not {"cluster", "gpu", "sys"}.isdisjoint(form.modifiers)
     for modifier in list(form.modifiers):
         if (
             modifier in _SCOPES
@@ -48,6 +54,17 @@ def _take_hints(form: Form) -> None:
             or modifier in ("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "mmio")
         ):
             form.modifiers.remove(modifier)
+    return releases and wide
+
+
+def _releasing(step: Step) -> Step:
+    """The step of a release: the block's arrivals in others come first."""
+
+    def release(t: Path) -> Wait | None:
+        t.block.arrivals.complete()
+        return step(t)
+
+    return release
 
 
 def _take_width(form: Form) -> tuple[str, int]:
@@ -106,7 +123,7 @@ def _load_wide(form: Form, space: str) -> Step:
 def _store(form: Form) -> Step:
     """9.7.9.11."""
     space = _take_space(form)
-    _take_hints(form)
+    releases = _take_hints(form)
     type_name, count = _take_width(form)
     if type_name == "b128":
         form.refuse("of .b128 is not supported")
@@ -129,7 +146,7 @@ def _store(form: Form) -> Step:
         values = columns[0] if count == 1 else np.stack(columns, axis=1)
         scatter(t, space, where, values, size, count)
 
-    return step
+    return _releasing(step) if releases else step
 
 
 @instruction("cvta")
@@ -203,7 +220,7 @@ _ATOMIC: dict[str, _Combine] = {
 def _atomic(form: Form) -> Step:
     """9.7.13.5, 9.7.13.6: lanes one after the other, in an order drawn from the seed."""
     space = _take_space(form)
-    _take_hints(form)
+    releases = _take_hints(form)
     operation = form.take(*_ATOMIC, "cas") or form.refuse("no operation")
     form.flag("noftz")
     type_name = form.type()
@@ -241,7 +258,7 @@ def _atomic(form: Form) -> Step:
             if d is not None:
                 t.files[seen][d][lane] = old
 
-    return step
+    return _releasing(step) if releases else step
 
 
 def _atomic_parts(t: Path, space: str, where: Array, lane: int) -> Iterator[Part]:

@@ -85,15 +85,14 @@ def _reducing_barrier(form: Form) -> Step:
 
 @instruction("membar", "fence")
 def _fence(form: Form) -> Step:
-    """9.7.13.4: memory is consistent here, so that only fences between proxies do something."""
+    """9.7.13.4: memory is consistent; arrivals in other blocks and proxies have to wait."""
     kind = form.take("proxy", "mbarrier_init")
-    for _ in range(len(form.modifiers)):
-        form.take(
-            *("sc", "acq_rel", "acquire", "release", "relaxed", "cta", "cluster", "gpu", "sys"),
-            *("gl", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
-        )
+    order = form.take("sc", "acq_rel", "acquire", "release", "relaxed")
+    scope = form.take("cta", "cluster", "gpu", "sys", "gl")
+    form.take("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
     if not kind:
-        return lambda t: None
+        releases = order != "acquire" and scope != "cta"
+        return (lambda t: t.block.arrivals.complete()) if releases else (lambda t: None)
     if kind == "mbarrier_init":
         return _publish_barriers
     proxy = form.take("async", "async::generic", "alias", "tensormap::generic")

@@ -186,7 +186,8 @@ struct ConvKernel[
                 group - 1,
                 thread,
             )
-        # No block may leave while another copies to it or arrives at it.
+        # No block may leave while it copies to another. Arrivals are not
+        # ordered by this barrier: their producers have waited for them.
         comptime if Self.config.cluster_size() > 1:
             sync_cluster_relaxed()
 
@@ -495,7 +496,7 @@ struct ConvKernel[
                 filter,
             )
             accumulators.wait[1]()
-            Self._release_filter(storage, ranks, done_filter, thread)
+            Self._release_filter(storage, geometry, ranks, done_filter, thread)
             if moved:
                 Self._release_activation(
                     storage, ranks, done_activation, thread
@@ -503,7 +504,7 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             Self._give_turn(consumer)
         accumulators.wait[0]()
-        Self._release_filter(storage, ranks, filters.stage, thread)
+        Self._release_filter(storage, geometry, ranks, filters.stage, thread)
         Self._release_activation(storage, ranks, activations.stage, thread)
         filters.step()
         activations.step()
@@ -553,17 +554,19 @@ struct ConvKernel[
     @always_inline
     def _release_filter(
         storage: Self.Storage,
+        geometry: TileGeometry,
         ranks: Self.Scheduler,
         stage: UInt32,
         thread: UInt32,
     ):
-        """Releases a filter stage. That of a filter that is kept is released
-        too: no one waits for it, and not to ask is faster."""
+        """Releases a filter stage. No one waits until a filter that is kept is
+        released. A block alone releases it too: not to ask is faster. In
+        another block such an arrival might come after the block's end."""
         comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
         comptime if Self.CLUSTER_M > 1:
-            if thread < UInt32(Self.CLUSTER_M):
+            if thread < UInt32(Self.CLUSTER_M) and not geometry.keeps_filters:
                 empty.arrive_at(ranks.rank_n * UInt32(Self.CLUSTER_M) + thread)
         else:
             if thread == 0:

@@ -101,6 +101,8 @@ def produce_activations[
             position.step()
             tap.step(config.halo, geometry)
         scheduler.advance()
+    comptime if config.cluster_shape[1] > 1:
+        storage.activation.await_releases(position)
 
 
 @always_inline
@@ -155,6 +157,8 @@ def produce_filters[
         if keeps_filters[config](geometry):
             return
         scheduler.advance()
+    comptime if config.cluster_shape[0] > 1:
+        storage.filter.await_releases(position)
 
 
 @always_inline

@@ -41,6 +41,7 @@ from operations.conv.registry import ALL_KERNELS
 from operations.nvidia.convolve import convolve
 from operations.nvidia.stream import Stream
 from operations.nvidia.stream_graph import StreamGraph
+from requests import Requests
 
 comptime TYPE = get_defined_dtype["dtype", DType.bfloat16]()
 """Storage type of activation and filter."""
@@ -402,11 +403,14 @@ def words_of(line: String) -> List[String]:
     return words^
 
 
-def serve(ctx: DeviceContext, first: String) raises -> String:
+def serve(
+    ctx: DeviceContext, requests: Requests, first: String
+) raises -> String:
     """Answers a line `problem` and those behind it.
 
     Args:
         ctx: The device.
+        requests: The lines behind it.
         first: The line.
 
     Returns:
@@ -419,7 +423,7 @@ def serve(ctx: DeviceContext, first: String) raises -> String:
     var places = List[Int](length=Work.KINDS, fill=-1)
     var launches = List[Int](length=Work.KINDS, fill=0)
     while True:
-        var line = input()
+        var line = requests.next()
         var words = words_of(line)
         if words[0] == "problem":
             return line
@@ -449,12 +453,13 @@ def main() raises:
     try:
         var ctx = DeviceContext()
         print(t'{{"device": "{ctx.name()}"}}', flush=True)
-        var line = input()
+        var requests = Requests()
+        var line = requests.next()
         while True:
             try:
-                line = serve(ctx, line)
+                line = serve(ctx, requests, line)
             except error:
                 print(said(error), flush=True)
-                line = input()
+                line = requests.next()
     except error:
         print(said(error), flush=True)

@@ -41,6 +41,7 @@ from measured import (
 from operations.conv.access import MemoryOutput
 from operations.nvidia.device import device_of
 from operations.nvidia.sm90.gemm.kernel import ConvKernel
+from requests import Requests
 
 
 def load(ctx: DeviceContext, index: Int) raises -> String:
@@ -106,8 +107,9 @@ def main() raises:
             flush=True,
         )
         var problem = Optional[Problem](None)
+        var requests = Requests()
         while True:
-            var line = input()
+            var line = requests.next()
             try:
                 print(answer(ctx, problem, words_of(line)), flush=True)
             except error:
