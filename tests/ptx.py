@@ -24,9 +24,27 @@ REGISTERS = 64 * 1024
 NO_SPILLS = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
 
+def import_folder() -> Path:
+    """Returns a folder for ``-I`` of Mojo programs, with the kernels precompiled.
+
+    They take 3 to 12 s less to compile than with the source; to precompile it takes 35 s.
+    """
+    source = library.OPERATIONS
+
+    def make(file: Path) -> None:
+        library.run_or_raise(source, file, "precompile", str(source))
+
+    def name() -> str:
+        return library.fingerprint(source, of=" imported")
+
+    return library.cached(
+        f"{source.name}.mojoc", name, make, "precompiling maxconv's Mojo kernels"
+    ).parent
+
+
 def build(name: str, program: Path, arch: str = "sm_90a", *defined: str) -> None:
     """Compiles a program for a GPU's architecture, with names defined."""
-    source, include = str(SOURCES / f"{name}.mojo"), str(library.import_folder())
+    source, include = str(SOURCES / f"{name}.mojo"), str(import_folder())
     names = (word for name in defined for word in ("-D", name))
     arguments = ("-I", include, "--target-accelerator", arch, *names, source, "-o", str(program))
     built = library.run_mojo("build", *arguments)

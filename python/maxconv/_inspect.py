@@ -119,7 +119,7 @@ def emit(
     with tempfile.TemporaryDirectory() as scratch:
         program, main = Path(scratch, "emit"), Path(scratch, "emit.mojo")
         main.write_text(source, encoding="utf-8")
-        include = str(library.import_folder(make=False))
+        include = str(library.OPERATIONS.parent)
         built = library.run_mojo(
             *("build", "-I", include, "--target-accelerator", target, str(main), "-o", str(program))
         )

@@ -42,7 +42,6 @@ __all__ = [
     "compiler_version",
     "find",
     "fingerprint",
-    "import_folder",
     "kernel_library",
     "library_path",
     "max_version",
@@ -57,8 +56,6 @@ OPERATIONS = (Path(__file__).parent / "operations").resolve()
 
 # Mojo takes a package's name from its file's name, and MAX loads no two of one name in one graph.
 _FILE_NAME = "maxconv.mojoc"
-# What Mojo programs import has the name of its folder.
-_IMPORTED = f"{OPERATIONS.name}.mojoc"
 # Beside the entries: what a writer has not finished, and the entries' locks.
 _STAGING_PREFIX = ".staging-"
 _LOCKS = ".locks"
@@ -130,31 +127,6 @@ def precompiled(source: Path) -> Path:
 
     name = functools.partial(fingerprint, source)
     return cached(_FILE_NAME, name, make, "compiling maxconv's Mojo kernels")
-
-
-def import_folder(*, make: bool = True) -> Path:
-    """Returns what ``-I`` of a Mojo program names, so that it finds the kernels' parts.
-
-    A program that has the GPUs' registry takes 12 s less to compile with the precompiled package
-    than with the source, one that has a kernel 3 s; to precompile it takes 35 s.
-
-    Args:
-        make: Whether to precompile the package where the cache lacks it. Otherwise the folder of
-            the source serves.
-
-    Raises:
-        LibraryError: See ``library_path``.
-    """
-    name = functools.partial(fingerprint, OPERATIONS, of=" imported")
-    if not make:
-        found = find(_IMPORTED, name)
-        return OPERATIONS.parent if found is None else found.parent
-
-    def precompile(file: Path) -> None:
-        run_or_raise(OPERATIONS, file, "precompile", str(OPERATIONS))
-
-    doing = "precompiling maxconv's kernels for the programs that import them"
-    return cached(_IMPORTED, name, precompile, doing).parent
 
 
 def find(file_name: str, fingerprint: Callable[[], str]) -> Path | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ._fields import Kernel
-from ._library import OPERATIONS, cached, find, fingerprint, import_folder, run_or_raise
+from ._library import OPERATIONS, cached, find, fingerprint, run_or_raise
 
 __all__ = [
     "BESIDE",
@@ -216,13 +216,11 @@ def _built(
         doing: What is told meanwhile; by default that ``what`` is compiled for PyTorch.
     """
     defines = [part for pair in family._asdict().items() for part in ("-D", "{}={}".format(*pair))]
-    command = ("build", "--emit", "shared-lib", *options, *defines)
+    includes = [part for folder in (SOURCE.parent, *modules) for part in ("-I", str(folder))]
+    command = ("build", "--emit", "shared-lib", *includes, *options, *defines)
 
     def make(file: Path) -> None:
-        # Mojo takes a package from the first folder that has it.
-        folders = (import_folder(make=False), SOURCE.parent, *modules)
-        includes = [part for folder in folders for part in ("-I", str(folder))]
-        run_or_raise(SOURCE, file, *command, *includes, str(SOURCE / f"{root}.mojo"))
+        run_or_raise(SOURCE, file, *command, str(SOURCE / f"{root}.mojo"))
 
     doing = doing or f"compiling maxconv's {what} for PyTorch, {family.dtype}"
     return cached(_file_name(root), _entry(root, family, *options), make, doing)

@@ -75,7 +75,7 @@ def build_program(source: Path, file: Path, architecture: str, *options: str) ->
 
     finished = library.run_mojo(
         "build",
-        *("-I", str(library.import_folder(make=False))),
+        *("-I", str(library.OPERATIONS.parent)),
         *("--target-accelerator", architecture),
         *_portable_cpu(),
         *options,

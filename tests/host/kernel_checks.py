@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from tests import ptx
 
 from maxconv import _library as library
 from maxconv._fields import Activation, Layout
@@ -56,7 +57,7 @@ def dot_kernels(*dtypes: str, features: set[str] | None = None) -> list[str]:
 def build(source: str, folder: Path, *options: str) -> Path:
     """Compiles a program of ``tests/mojo`` against the package's own Mojo source."""
     program = folder / source
-    include = str(library.import_folder())
+    include = str(ptx.import_folder())
     built = library.run_mojo(
         *("build", "-I", include, "-I", str(PROGRAMS), str(PROGRAMS / f"{source}.mojo")),
         *(*options, "-o", str(program)),

@@ -30,7 +30,7 @@ PROGRAMS = [
 @pytest.mark.parametrize("source", PROGRAMS)
 def test_a_program_is_built(source: str, tmp_path: Path) -> None:
     program = tmp_path / Path(source).stem
-    folders = ("-I", str(library.import_folder()), "-I", str(ROOT / "tests" / "gpu"))
+    folders = ("-I", str(ptx.import_folder()), "-I", str(ROOT / "tests" / "gpu"))
     arguments = (*folders, "--target-accelerator", "sm_90a", str(ROOT / source), "-o", str(program))
     built = library.run_mojo("build", *arguments)
     assert built.returncode == 0, built.stderr

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from tests import ptx
 
 from maxconv import _library as library
 from maxconv._fields import SEVERAL, Kernel, Precision
@@ -214,9 +215,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
         )
     questions.write_text("\n".join(lines))
     source = str(ROOT / "tests" / "mojo" / "needed_kernels.mojo")
-    built = library.run_mojo(
-        "build", "-I", str(library.import_folder()), source, "-o", str(program)
-    )
+    built = library.run_mojo("build", "-I", str(ptx.import_folder()), source, "-o", str(program))
     assert built.returncode == 0, built.stderr
     finished = subprocess.run(
         [str(program), str(questions)], capture_output=True, text=True, check=True

@@ -300,7 +300,7 @@ def test_a_refused_configuration_does_not_compile(stages: int, tmp_path: Path) -
     source = ptx.SOURCES / "misuse_sm100.mojo"
     built = library.run_mojo(
         "build",
-        *("-I", str(library.import_folder()), "--target-accelerator", "sm_100a"),
+        *("-I", str(ptx.import_folder()), "--target-accelerator", "sm_100a"),
         *("-D", f"STAGES={stages}", str(source), "-o", str(tmp_path / "misuse")),
     )
     assert (built.returncode == 0) == (stages == 6), built.stderr

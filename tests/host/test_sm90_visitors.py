@@ -94,7 +94,7 @@ def test_visitors_say_why_not(printed: list[str]) -> None:
 def test_misuse_does_not_compile(tmp_path: Path) -> None:
     """Each chain with the sentence that says why; the chain that means something compiles."""
     built = library.run_mojo(
-        *("build", "--emit", "object", "-I", str(library.import_folder())),
+        *("build", "--emit", "object", "-I", str(ptx.import_folder())),
         *("-I", str(ptx.SOURCES), str(ptx.SOURCES / "misuse_visitors.mojo")),
         *("-o", str(tmp_path / "misuse.o")),
     )
