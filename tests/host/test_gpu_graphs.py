@@ -60,7 +60,7 @@ def test_every_op_compiles(tmp_path: Path) -> None:
                 fusions[op] = fusions.get(op, "") + " ".join(found) + " "
             scaled += re.findall(r"registrations\.(\w+)\.execute\[[^\]]*scaled = True", function)
     # Work behind the op, of both kinds, and in front of the op that takes it.
-    assert set(fusions) == {"ConvGpu", "ConvFusedInputGpu", "ConvUnfusedGpu", "Explain"}
+    assert set(fusions) == {"ConvGpu", "ConvFusedInputGpu", "ConvUnfusedGpu"}
     assert not fusions["ConvUnfusedGpu"].strip()
     # One convolution of the graph has a scale; the others' kernels are spared it.
     assert scaled == ["ConvUnfusedGpu"]

@@ -26,7 +26,7 @@ from ...im2col.traversal import ROW_BYTES
 from ...pipeline.barrier import (
     arrive_threads,
     publish_barriers,
-    sync_cluster_relaxed,
+    sync_cluster,
     sync_threads,
     wait_cluster,
 )
@@ -186,10 +186,11 @@ struct ConvKernel[
                 group - 1,
                 thread,
             )
-        # No block may leave while it copies to another. Arrivals are not
-        # ordered by this barrier: their producers have waited for them.
+        # No block may leave while another copies to it or arrives at it: the
+        # barrier orders arrivals before it, which no one waits for where
+        # filters are kept.
         comptime if Self.config.cluster_size() > 1:
-            sync_cluster_relaxed()
+            sync_cluster()
 
     @staticmethod
     @__llvm_metadata(
@@ -496,7 +497,7 @@ struct ConvKernel[
                 filter,
             )
             accumulators.wait[1]()
-            Self._release_filter(storage, geometry, ranks, done_filter, thread)
+            Self._release_filter(storage, ranks, done_filter, thread)
             if moved:
                 Self._release_activation(
                     storage, ranks, done_activation, thread
@@ -504,7 +505,7 @@ struct ConvKernel[
         comptime if not Self.config.cooperative:
             Self._give_turn(consumer)
         accumulators.wait[0]()
-        Self._release_filter(storage, geometry, ranks, filters.stage, thread)
+        Self._release_filter(storage, ranks, filters.stage, thread)
         Self._release_activation(storage, ranks, activations.stage, thread)
         filters.step()
         activations.step()
@@ -554,19 +555,17 @@ struct ConvKernel[
     @always_inline
     def _release_filter(
         storage: Self.Storage,
-        geometry: TileGeometry,
         ranks: Self.Scheduler,
         stage: UInt32,
         thread: UInt32,
     ):
-        """Releases a filter stage. No one waits until a filter that is kept is
-        released. A block alone releases it too: not to ask is faster. In
-        another block such an arrival might come after the block's end."""
+        """Releases a filter stage. That of a filter that is kept is released
+        too: no one waits for it, and not to ask is faster."""
         comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
         comptime if Self.CLUSTER_M > 1:
-            if thread < UInt32(Self.CLUSTER_M) and not geometry.keeps_filters:
+            if thread < UInt32(Self.CLUSTER_M):
                 empty.arrive_at(ranks.rank_n * UInt32(Self.CLUSTER_M) + thread)
         else:
             if thread == 0:
