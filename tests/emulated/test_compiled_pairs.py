@@ -20,7 +20,9 @@ SEEDS = range(4)
 
 
 def _without_last_releases(text: str) -> str:
-    """Without the producer's wait behind its last load: the only one that announces no bytes."""
+    """Without the producer's wait behind its last load, the only one that announces no bytes, and
+    without the order that the last barrier keeps."""
+    text = text.replace("barrier.cluster.arrive.release;", "barrier.cluster.arrive.relaxed;")
     producers = text.index("mbarrier.arrive.expect_tx")
     start = text.rindex("mbarrier.try_wait", 0, producers)
     waits = re.split(r"(?=mbarrier\.try_wait)", text[start:])
