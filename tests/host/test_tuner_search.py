@@ -328,7 +328,7 @@ def test_files_that_are_no_records(cpu: Space, tmp_path: Path) -> None:
         Records(half, HERE)
     with sqlite3.connect(path) as database:
         database.execute(f"PRAGMA user_version = {recording.SCHEMA + 1}")
-    with pytest.raises(RecordError, match="has schema 3; this version reads schema 2"):
+    with pytest.raises(RecordError, match="has schema 4; this version reads schema 3"):
         Records(path, HERE)
     with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
         Records(tmp_path / "nowhere" / "records.sqlite", HERE)

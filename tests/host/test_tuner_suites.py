@@ -11,6 +11,7 @@ from tests.fake_measurer import FakeMeasurer
 
 from maxconv import _cli as cli
 from maxconv._fields import Kernel
+from maxconv._problem import ConvProblem
 from maxconv._problems import load_problems, network_problems, parse_problem
 from maxconv._tuned_table import read_table
 from maxconv.tuner import command
@@ -21,7 +22,7 @@ from maxconv.tuner.measure.cpu import WorkerError
 from maxconv.tuner.records import Records
 from maxconv.tuner.search import SEARCHES, RandomSearch
 from maxconv.tuner.several import search_all
-from maxconv.tuner.space import open_space
+from maxconv.tuner.space import Space, open_space
 
 #: Two convolutions, as a command line writes them.
 TWO = ["--conv", "1x8x8x16:16x3x3", "--conv", "1x9x9x32:32x1x1"]
@@ -30,6 +31,11 @@ TWO = ["--conv", "1x8x8x16:16x3x3", "--conv", "1x9x9x32:32x1x1"]
 def asked(*arguments: str) -> list[Asked]:
     parser = cli.build_parser(["tune"])
     return asked_of(parser.parse_args(["tune", *arguments]))
+
+
+def of_one_kernel(problem: ConvProblem, target: str, **given: Any) -> list[Space]:
+    """The space of the kernel whose times the fake knows."""
+    return [open_space(problem, target, kernel=Kernel.IMPLICIT_GEMM, **given)]
 
 
 @pytest.fixture
@@ -42,6 +48,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeMeasur
         return made[-1]
 
     monkeypatch.setattr(command, "CpuMeasurer", make)
+    monkeypatch.setattr(command, "open_spaces", of_one_kernel)
     monkeypatch.setattr(command, "user_table", lambda: tmp_path / "tuned.yaml")
     return made
 
@@ -71,15 +78,15 @@ def test_what_a_target_cannot_take_is_left_out_with_its_reason() -> None:
     depthwise = parse_problem("1x9x9x32:32x3x3", groups=32)
     dense = parse_problem("1x9x9x32:32x3x3")
     both = [Asked("depthwise", depthwise, optional=True), Asked("dense", dense, optional=True)]
-    spaces, left_out = spaces_of(both, lambda problem: open_space(problem, "cpu", units=1))
+    spaces, left_out = spaces_of(both, lambda problem: of_one_kernel(problem, "cpu", units=1))
     assert list(spaces) == ["dense"]
     assert list(left_out) == ["depthwise"]
     assert "depthwise filters are not packed into" in left_out["depthwise"]
     # What a person named is an error.
     with pytest.raises(ValueError, match="depthwise filters are not packed into"):
-        spaces_of([Asked("named", depthwise)], lambda problem: open_space(problem, "cpu"))
+        spaces_of([Asked("named", depthwise)], lambda problem: of_one_kernel(problem, "cpu"))
     with pytest.raises(ValueError, match="all 1 convolutions are left out, depthwise since"):
-        spaces_of(both[:1], lambda problem: open_space(problem, "cpu"))
+        spaces_of(both[:1], lambda problem: of_one_kernel(problem, "cpu"))
 
 
 def test_a_suite_on_hopper_has_what_dispatch_gives_to_the_implicit_gemm() -> None:
@@ -172,6 +179,7 @@ def test_ctrl_c_keeps_all_that_was_found(
         return made[-1]
 
     monkeypatch.setattr(command, "CpuMeasurer", make)
+    monkeypatch.setattr(command, "open_spaces", of_one_kernel)
     monkeypatch.setattr(command, "user_table", lambda: tmp_path / "tuned.yaml")
     three = [*TWO, "--conv", "1x7x7x32:32x1x1"]
     arguments = ["tune", *three, "--units", "1", "--search", "annealing", "--budget", "16"]
