@@ -21,9 +21,9 @@ from operations.conv.fields import (
     LAYOUT_KRSC,
     PRECISION_FLOAT32,
 )
+from operations.conv.kernel import kernel_name
 from operations.conv.operands import Device
 from operations.conv.problem import RANK, ConvProblem, Geometry
-from operations.conv.registry import kernel_name
 from operations.explain import explain
 
 
