@@ -6,7 +6,7 @@ It is the constraint model that rules generate from what the kernel says, and th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from .._dtypes import CPU_BYTES, DTYPE_BYTES, GPU_BYTES, HALF_DTYPES
@@ -144,14 +144,7 @@ def open_space(
         LibraryError: The library that is asked cannot be built.
     """
     asked = _Asked.of(problem, target, dtype, out_dtype, residual, units)
-    kernels = tuple(_TARGETS[target].rules) if kernel is None else (kernel,)
-    reasons = []
-    for each in kernels:
-        try:
-            return asked.open(each)
-        except ValueError as error:
-            reasons.append(str(error))
-    raise ValueError("; ".join(dict.fromkeys(reasons)))
+    return next(asked.opened(_TARGETS[target].rules if kernel is None else (kernel,)))
 
 
 def open_spaces(
@@ -178,15 +171,7 @@ def open_spaces(
         LibraryError: The same.
     """
     asked = _Asked.of(problem, target, dtype, out_dtype, residual, units)
-    found, reasons = [], []
-    for kernel in _TARGETS[target].rules:
-        try:
-            found.append(asked.open(kernel))
-        except ValueError as error:
-            reasons.append(str(error))
-    if not found:
-        raise ValueError("; ".join(dict.fromkeys(reasons)))
-    return found
+    return list(asked.opened(_TARGETS[target].rules))
 
 
 @dataclass(frozen=True)
@@ -227,7 +212,25 @@ class _Asked:
         units = described.units if units is None else units
         return cls(problem, target, dtype, out_dtype, residual, units)
 
-    def open(self, kernel: Kernel) -> Space:
+    def opened(self, kernels: Iterable[Kernel]) -> Iterator[Space]:
+        """Yields the spaces of those kernels that take the problem.
+
+        Raises:
+            ValueError: None does; the message says why of each.
+        """
+        none, reasons = True, []
+        for kernel in kernels:
+            try:
+                space = self._open(kernel)
+            except ValueError as error:
+                reasons.append(str(error))
+                continue
+            none = False
+            yield space
+        if none:
+            raise ValueError("; ".join(dict.fromkeys(reasons)))
+
+    def _open(self, kernel: Kernel) -> Space:
         """Returns a kernel's space.
 
         Raises:
