@@ -21,7 +21,7 @@ SEEDS = range(4)
 
 def _without_last_releases(text: str) -> str:
     """Without the producer's wait behind its last load, the only one that announces no bytes, and
-    without the order that the last barrier keeps."""
+    without the order that the last barrier keeps where filters are kept."""
     text = text.replace("barrier.cluster.arrive.release;", "barrier.cluster.arrive.relaxed;")
     producers = text.index("mbarrier.arrive.expect_tx")
     start = text.rindex("mbarrier.try_wait", 0, producers)
@@ -99,6 +99,18 @@ def test_no_release_comes_to_a_block_that_has_ended(paired: list[tuple[Kernel, i
         assert (kernel.cluster, kernel.rows) == (2, True)
         operands = Operands.random(0, taps=1, odd=filters)
         assert np.array_equal(run(kernel, operands, 0), operands.expected())
+
+
+def test_releases_of_kept_filters_that_nothing_orders_are_reported(
+    paired: list[tuple[Kernel, int]],
+) -> None:
+    """With a last barrier as where producers have waited."""
+    kernel, filters = paired[1]
+    relaxed = replaced(r"barrier\.cluster\.arrive\.release;", "barrier.cluster.arrive.relaxed;")
+    with pytest.raises(MemoryFaultError, match=r"mbarrier.arrive comes to block .*has ended"):
+        for seed in range(16):
+            operands = Operands.random(0, taps=1, odd=filters)
+            run(kernel, operands, seed, relaxed(kernel.ptx))
 
 
 @pytest.mark.parametrize("shared", ["activations", "filters"])

@@ -27,6 +27,7 @@ from ...pipeline.barrier import (
     arrive_threads,
     publish_barriers,
     sync_cluster,
+    sync_cluster_relaxed,
     sync_threads,
     wait_cluster,
 )
@@ -186,11 +187,14 @@ struct ConvKernel[
                 group - 1,
                 thread,
             )
-        # No block may leave while another copies to it or arrives at it: the
-        # barrier orders arrivals before it, which no one waits for where
-        # filters are kept.
+        # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
-            sync_cluster()
+            if keeps_filters[Self.config](geometry):
+                # Nobody waits for these filters' releases: the barrier orders
+                # them, and the outputs with them.
+                sync_cluster()
+            else:
+                sync_cluster_relaxed()
 
     @staticmethod
     @__llvm_metadata(
