@@ -19,7 +19,7 @@ from maxconv.bench.cpu.memory import Memory
 from maxconv.bench.device import CPU, DEVICES, GPU, Device
 from maxconv.bench.models.catalogue import load_catalogue
 from maxconv.bench.models.catalogue import select as select_models
-from maxconv.bench.record import Functions, Record, load
+from maxconv.bench.record import SUITES, Functions, Record, load
 
 # The command line.
 
@@ -129,6 +129,7 @@ def test_out_names_the_record(
         "--problems networks",
         "--family vit_b16 whisper_large --problems networks --batch 1 64 --quick",
         "--problems vit_b16.conv_proj@64",
+        "--family gemm scan --problems heron",
     ],
 )
 def test_the_command_repeats_networks(given: str, measured: list[Any], tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_the_command_repeats_networks(given: str, measured: list[Any], tmp_path:
     assert cli.main(["bench", *given.split(), "--json", str(made)]) == 0
     kept = load(made)
     assert kept.command == f"python -m maxconv bench {given}"
-    assert kept.of_networks == ("--problems networks" in given)
+    assert kept.suite == next((name for name in SUITES if f"--problems {name}" in given), None)
     assert cli.main([*kept.command.split()[3:], "--json", str(again)]) == 0
     assert measured[0] == measured[1]
 
@@ -232,10 +233,13 @@ def test_a_run_that_finds_something_wrong(
         (["--problems", "networks", "--family", "vae"], "family: 'vae' is no network; resnet50,"),
         (["--problems", "networks", "--batch", "3"], "batch: 3 is no batch of these networks; 1, "),
         (["--problems", "networks", "--variants", "eager"], "variants: it is for --models"),
+        (["--problems", "heron", "networks"], "problems: networks stands alone, without other na"),
+        (["--problems", "heron", "--batch", "2"], "batch: it is for --models and --problems netw"),
+        (["--problems", "heron", "--family", "gem"], "operator: 'gem' is no operator; c1d, c2d,"),
         (
             ["--problems", "networks", "--batch", "8", "--out", "."],
             "out: only a whole run is kept by date and machine, without --quick, --family and "
-            "--problems but networks; --json keeps any other",
+            "--problems but networks and heron; --json keeps any other",
         ),
         (["--problems", "networks", "--family", "vit_b16", "--out", "."], "out: only a whole run"),
         (["--problems", "networks", "--quick", "--out", "."], "out: only a whole run is kept by"),

@@ -90,7 +90,7 @@ def test_a_run_of_networks_goes_on(
     whole = load(tmp_path / "made.json")
     assert [result.name for result in whole.results] == measured == ["net.a", "net.b", "net.c"]
     assert whole.results[0] == first.results[0]
-    assert (whole.date, whole.command, whole.of_networks) == (first.date, first.command, True)
+    assert (whole.date, whole.command, whole.suite) == (first.date, first.command, "networks")
 
 
 def test_a_run_without_a_limit_measures_all(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from maxconv.bench.entrant import BARE, FUSED, WORKS, Key
 from maxconv.bench.gpu import peers_torch
 from maxconv.bench.gpu.clock import OnHost, input_sets
 from maxconv.bench.gpu.operands import Operands
-from maxconv.bench.gpu.peers_torch import AS_COMPILED, AS_ROW, MAKERS, makers
+from maxconv.bench.gpu.peers_torch import AS_COMPILED, AS_PRODUCT, AS_ROW, MAKERS, makers
 
 pytestmark = pytest.mark.usefixtures("few_sets")
 
@@ -83,17 +84,37 @@ def test_one_dimension_as_a_row() -> None:
             assert entrant.kernel.error(made.references()[BARE], TOLERANCE) < TOLERANCE
 
 
+def test_a_product_by_cublas() -> None:
+    """Of matrices, of a matrix and a vector, and of a batch, in the memory of the convolution."""
+    make = MAKERS[Key("torch", BARE, AS_PRODUCT)]
+    gemm, gemv, bmm = (
+        NamedProblem("gemm", parse_problem("1x31x8:12x1"), "gemm"),
+        NamedProblem("gemv", parse_problem("1x1x8:12x1"), "gemv"),
+        NamedProblem("bmm", parse_problem("1x31x24:12x1", groups=3), "bmm"),
+    )
+    for named in (gemm, gemv, bmm):
+        made = Operands(named, "bfloat16", OnHost())
+        entrant = make(made)
+        assert entrant is not None
+        assert entrant.kernel is not None
+        assert entrant.kernel.error(made.references()[BARE], TOLERANCE) < TOLERANCE
+    # Of a network people call torch's convolution.
+    assert make(Operands(replace(gemm, family="vit_b16"), "bfloat16", OnHost())) is None
+
+
 def test_who_takes_part_among_hundreds() -> None:
     every = makers(GPU.works, WORKS)
     assert list(every) == list(MAKERS)
     assert set(makers(GPU.of_many, WORKS, many=True)) == {
         Key("torch", BARE),
         Key("torch", BARE, AS_ROW),
+        Key("torch", BARE, AS_PRODUCT),
         Key("torch.compile", FUSED, AS_COMPILED),
     }
     assert set(makers(["torch"], WORKS, many=True)) == {
         Key("torch", BARE),
         Key("torch", BARE, AS_ROW),
+        Key("torch", BARE, AS_PRODUCT),
         Key("torch", FUSED),
     }
     assert set(makers(["cudnn", "torch"], [FUSED], many=True)) == {

@@ -197,13 +197,14 @@ def test_a_note_does_not_name_hundreds(count: int, others: str) -> None:
     assert f"Without torch: {shown}{others}: too large." in text
 
 
-def test_which_records_are_of_networks() -> None:
-    for words, of_networks in {
-        "--problems networks": True,
-        "--family vit_b16 --problems networks --batch 8": True,
-        "--problems vit_b16.conv_proj": False,
-        "--family networks": False,
-        "": False,
+def test_which_suite_a_record_is_of() -> None:
+    for words, suite in {
+        "--problems networks": "networks",
+        "--family vit_b16 --problems networks --batch 8": "networks",
+        "--problems heron": "heron",
+        "--problems vit_b16.conv_proj": None,
+        "--family networks": None,
+        "": None,
     }.items():
         made = gpu_record(command=f"python -m maxconv bench {words}")
-        assert made.of_networks == of_networks, words
+        assert made.suite == suite, words

@@ -27,8 +27,8 @@ from maxconv.tuner.heron import (
     PrefixSum,
     TransposedConvolution,
     VectorProduct,
-    convolutions_of,
     load_operators,
+    operator_problems,
 )
 from maxconv.tuner.space import TARGET_NAMES, open_space
 
@@ -199,17 +199,17 @@ def test_every_operator_of_heron_has_shapes_and_a_small_one_is_tested() -> None:
 
 
 def test_the_suite_has_names_and_operators() -> None:
-    every = convolutions_of()
-    assert len({name for name, _ in every}) == len(every) == 53
-    chosen = convolutions_of(["gemm", "bmm"])
-    assert [name for name, _ in chosen if re.fullmatch(r"heron\.(gemm|bmm)\.[GB]\d", name)] == [
-        name for name, _ in chosen
-    ]
-    with pytest.raises(ValueError, match="operator: 'gem' is none; c1d, c2d, c3d, dil, t2d"):
-        convolutions_of(["gem"])
+    every = operator_problems()
+    assert len({named.name for named in every}) == len(every) == 53
+    chosen = operator_problems(["gemm", "bmm"])
+    names = [named.name for named in chosen]
+    assert [name for name in names if re.fullmatch(r"heron\.(gemm|bmm)\.[GB]\d", name)] == names
+    assert [named.family for named in chosen] == [name.split(".")[1] for name in names]
+    with pytest.raises(ValueError, match="operator: 'gem' is no operator; c1d, c2d, c3d, dil, t"):
+        operator_problems(["gem"])
     parser = cli.build_parser(["tune"])
     args = parser.parse_args(["tune", "--suite", "heron", "--operator", "gemm", "bmm"])
-    assert [each.name for each in asked_of(args)] == [name for name, _ in chosen]
+    assert [each.name for each in asked_of(args)] == names
     args = parser.parse_args(["tune", "--suite", "problems", "--operator", "gemm"])
     with pytest.raises(ValueError, match="--operator: it goes with --suite heron"):
         asked_of(args)
@@ -217,5 +217,5 @@ def test_the_suite_has_names_and_operators() -> None:
 
 @pytest.mark.parametrize("target", TARGET_NAMES)
 def test_every_target_takes_the_suite(target: str) -> None:
-    for name, problem in convolutions_of():
-        assert open_space(problem, target).problem == problem, name
+    for named in operator_problems():
+        assert open_space(named.problem, target).problem == named.problem, named.name

@@ -20,12 +20,13 @@ from maxconv._problems import (
     network_problems,
 )
 from maxconv._targets import HOPPER, TARGETS
+from maxconv.tuner.heron import operator_problems
 
 from .device import CPU, DEVICES, GPU, TOLERANCE, Device, is_narrow
 from .entrant import CONTENDERS, MAX, MAXCONV, WORKS
 from .environment import Checkout, checkout, machine, versions
 from .models import command as models
-from .record import NETWORKS, Record, Result, load, results_name
+from .record import HERON, NETWORKS, SUITES, Record, Result, load, results_name
 from .report import check_one_commit, render_markdown, render_text
 from .timing import Protocol
 
@@ -48,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="NAME",
         help="these problems only; maxconv doctor --list lists them, NAME@64 has a batch of 64; "
-        f"{NETWORKS}: the convolutions of real networks, of those that --family names",
+        f"{NETWORKS}: the convolutions of real networks, of those that --family names; "
+        f"{HERON}: the operators that Heron was evaluated on, of those that --family names",
     )
     what.add_argument("--family", nargs="+", metavar="NAME", help="these families only")
     what.add_argument(
@@ -62,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contenders",
         nargs="+",
         metavar="NAME",
-        help=f"{', '.join(CONTENDERS)} (default: all; of {NETWORKS} {', '.join(GPU.of_many)})",
+        help=f"{', '.join(CONTENDERS)} (default: all; of {NETWORKS} and "
+        f"{HERON} {', '.join(GPU.of_many)})",
     )
     what.add_argument("--work", nargs="+", metavar="WORK", help="bare, fused (default: both)")
     what.add_argument("--rounds", type=int, metavar="N", help="bursts of each contender")
@@ -156,19 +159,21 @@ def select(
     """Returns the problems of some families and of some names, in the order of the list.
 
     Without either: all that stand in a family of the device; when ``quick``, the first of each.
-    With ``networks`` among the names: what real networks convolve, whose families they are.
+    With a name of ``SUITES``: its problems. The families are networks, or Heron's operators.
 
     Raises:
         ValueError: A family or a name does not exist, or ``batches`` are given without networks.
     """
-    if NETWORKS in names:
-        if len(names) > 1:
-            raise ValueError(f"problems: {NETWORKS} stands alone, without other names")
-        found = network_problems(families, batches)
+    for suite in SUITES:
+        if suite in names and len(names) > 1:
+            raise ValueError(f"problems: {suite} stands alone, without other names")
+    if batches and NETWORKS not in names:
+        raise ValueError(f"batch: it is for --models and --problems {NETWORKS}")
+    if names and names[0] in SUITES:
+        of_networks = names[0] == NETWORKS
+        found = network_problems(families, batches) if of_networks else operator_problems(families)
         firsts = {named.family: named for named in reversed(found)}
         return [named for named in found if not quick or firsts[named.family] is named]
-    if batches:
-        raise ValueError(f"batch: it is for --models and --problems {NETWORKS}")
     existing = load_families(device.name)
     for family in families:
         if family not in existing:
@@ -209,11 +214,11 @@ def _check(args: argparse.Namespace, device: Device, problems: Sequence[NamedPro
             raise ValueError(f"{name}: the folder of {path} does not exist")
     if args.out and not args.out.is_dir():
         raise ValueError(f"out: {args.out} is no folder")
-    of_networks = args.problems == [NETWORKS] and not args.batch
-    if args.out and (args.quick or args.family or (args.problems and not of_networks)):
+    of_suite = _is_many(args) and not args.batch
+    if args.out and (args.quick or args.family or (args.problems and not of_suite)):
         raise ValueError(
             "out: only a whole run is kept by date and machine, without --quick, --family and "
-            f"--problems but {NETWORKS}; --json keeps any other"
+            f"--problems but {' and '.join(SUITES)}; --json keeps any other"
         )
     if args.plot:
         from .plot import check_format
@@ -279,8 +284,8 @@ def _check_gpu(args: argparse.Namespace, device: Device) -> None:
 
 
 def _is_many(args: argparse.Namespace) -> bool:
-    """Returns whether hundreds of problems are timed."""
-    return bool(args.problems == [NETWORKS])
+    """Returns whether the many problems of a suite are timed."""
+    return bool(args.problems) and args.problems[0] in SUITES
 
 
 def _usual(args: argparse.Namespace) -> list[str]:

@@ -1,4 +1,4 @@
-"""The tables of a record of what real networks convolve: how the ratios lie, worst first."""
+"""The tables of a record of a suite's convolutions: how the ratios lie, worst first."""
 
 from __future__ import annotations
 

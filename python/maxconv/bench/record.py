@@ -18,8 +18,10 @@ from .timing import Protocol
 
 __all__ = [
     "FORMAT",
+    "HERON",
     "NETWORKS",
     "OF_THE_PEAK",
+    "SUITES",
     "Forward",
     "Functions",
     "Measurement",
@@ -40,8 +42,8 @@ FORMAT = 4
 #: What the summary calls maxconv's share of a CPU's peak.
 OF_THE_PEAK = "of the peak"
 
-#: What ``--problems`` takes for the convolutions of real networks.
-NETWORKS = "networks"
+#: What ``--problems`` takes for the convolutions of real networks, and of Heron's operators.
+NETWORKS, HERON = SUITES = ("networks", "heron")
 
 
 @dataclass(frozen=True)
@@ -282,10 +284,11 @@ class Record:
     """That of the dtype; of convolutions on a CPU, since it is measured."""
 
     @property
-    def of_networks(self) -> bool:
-        """Whether it is of what real networks convolve."""
+    def suite(self) -> str | None:
+        """That of ``SUITES`` whose problems it is of, if it is of any."""
         words = shlex.split(self.command)
-        return NETWORKS in words and words[words.index(NETWORKS) - 1] == "--problems"
+        asked = (words[place + 1] for place, word in enumerate(words) if word == "--problems")
+        return next((word for word in asked if word in SUITES), None)
 
     def to_json(self) -> str:
         """Returns the record as JSON, with its summary."""
@@ -360,7 +363,7 @@ def load(path: Path) -> Record:
 def results_name(record: Record) -> str:
     """Returns the name under which a record is kept in ``benchmarks/results``."""
     machine = record.machine
-    what = f"-{NETWORKS}" if record.of_networks else ""
+    what = f"-{record.suite}" if record.suite else ""
     what = "-models" if record.models else what
     return f"{record.date[:10]}-{slug(machine.gpu or machine.cpu)}-{record.dtype}{what}.json"
 

@@ -122,7 +122,7 @@ def _tables(record: Record) -> Iterator[tuple[str, _Table]]:
         for title, header, rows in model_tables(record):
             yield title, _Table(header, rows)
         return
-    if record.of_networks:
+    if record.suite:
         for title, header, rows, left in network_tables(record):
             yield title, _Table(header, rows, left)
         return

@@ -17,7 +17,7 @@ from .._problems import (
     parse_padding,
     parse_problem,
 )
-from .heron import OPERATORS, convolutions_of
+from .heron import OPERATORS, operator_problems
 from .models import layers_of
 
 T = TypeVar("T")
@@ -45,11 +45,15 @@ def _networks() -> list[tuple[str, ConvProblem]]:
     return [(named.name, named.problem) for named in network_problems()]
 
 
+def _operators(names: Sequence[str] = ()) -> list[tuple[str, ConvProblem]]:
+    return [(named.name, named.problem) for named in operator_problems(names)]
+
+
 #: What ``--suite`` takes: the convolutions of each, by name.
 SUITES: Mapping[str, Callable[[], list[tuple[str, ConvProblem]]]] = {
     "problems": _problems,
     "networks": _networks,
-    "heron": convolutions_of,
+    "heron": _operators,
 }
 
 
@@ -104,7 +108,7 @@ def asked_of(args: argparse.Namespace) -> list[Asked]:
     if args.operator and args.suite != "heron":
         raise ValueError("--operator: it goes with --suite heron, which has operators")
     if args.suite is not None:
-        listed = convolutions_of(args.operator) if args.operator else SUITES[args.suite]()
+        listed = _operators(args.operator) if args.operator else SUITES[args.suite]()
         found += [Asked(name, problem, optional=True) for name, problem in listed]
     if args.model is not None:
         found += _layers(args.model, args.batch)

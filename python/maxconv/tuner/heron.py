@@ -24,9 +24,11 @@ from .._arguments import ConvArguments
 from .._checks import spatial_tuple
 from .._phases import AxisPhase, AxisSplit, split_axes
 from .._problem import ConvProblem
+from .._problems import NamedProblem
 
 __all__ = [
     "OPERATORS",
+    "PRODUCTS",
     "BatchedProduct",
     "Convolution",
     "MatrixProduct",
@@ -34,8 +36,8 @@ __all__ = [
     "PrefixSum",
     "TransposedConvolution",
     "VectorProduct",
-    "convolutions_of",
     "load_operators",
+    "operator_problems",
 ]
 
 #: The file with the shapes.
@@ -358,6 +360,10 @@ OPERATORS: Mapping[str, type[Operator]] = {
 }
 
 
+#: Those that are one product of matrices, of a matrix and a vector, or of a batch of matrices.
+PRODUCTS = ("gemm", "gemv", "bmm")
+
+
 @functools.cache
 def load_operators() -> Mapping[str, Mapping[str, Operator]]:
     """Returns the operators of ``heron.yaml``: by Heron's name, those of each shape by its name."""
@@ -370,14 +376,15 @@ def load_operators() -> Mapping[str, Mapping[str, Operator]]:
     )
 
 
-def convolutions_of(operators: Sequence[str] = ()) -> list[tuple[str, ConvProblem]]:
-    """Returns the convolutions that operators are, by name.
+def operator_problems(operators: Sequence[str] = ()) -> list[NamedProblem]:
+    """Returns the convolutions that operators are.
 
     Args:
         operators: Heron's names; all, if empty.
 
     Returns:
-        Named ``heron.OPERATOR.SHAPE``, and where that takes several with their numbers behind it.
+        Named ``heron.OPERATOR.SHAPE``, and where that takes several with their numbers behind it;
+        an operator is a family.
 
     Raises:
         ValueError: A name is none of an operator.
@@ -385,12 +392,12 @@ def convolutions_of(operators: Sequence[str] = ()) -> list[tuple[str, ConvProble
     loaded = load_operators()
     for name in operators:
         if name not in loaded:
-            raise ValueError(f"operator: {name!r} is none; {', '.join(loaded)} are allowed")
+            raise ValueError(f"operator: {name!r} is no operator; {', '.join(loaded)} are allowed")
     found = []
     for name in operators or loaded:
         for shape, operator in loaded[name].items():
             parts = operator.convolutions
             for number, problem in enumerate(parts):
                 behind = f".{number}" if len(parts) > 1 else ""
-                found.append((f"heron.{name}.{shape}{behind}", problem))
+                found.append(NamedProblem(f"heron.{name}.{shape}{behind}", problem, name))
     return found

@@ -9,15 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maxconv.tuner.heron import PRODUCTS
+
 from ..entrant import BARE, FUSED, TORCH, TORCH_COMPILE, Entrant, Key
 from ..statistics import summarize
 from .clock import Clock, GraphRun, Launch, LaunchRun
 from .operands import Operands
 
-__all__ = ["AS_COMPILED", "AS_ROW", "MAKERS", "Maker", "entrant", "makers"]
+__all__ = ["AS_COMPILED", "AS_PRODUCT", "AS_ROW", "MAKERS", "Maker", "entrant", "makers"]
 
-#: Variants: of torch in one dimension, and of torch.compile without its compiler.
+#: Variants: of torch in one dimension, of torch where the operator is a product of matrices, and
+#: of torch.compile without its compiler.
 AS_ROW = "conv2d of one row"
+AS_PRODUCT = "mm, mv or bmm"
 AS_COMPILED = "one kernel behind the convolution"
 
 _NOTE = "what torch.compile makes, compiled by hand: the convolution, then one Triton kernel"
@@ -41,6 +45,33 @@ def _as_row(operands: Operands) -> Entrant | None:
     """Returns the convolution as one of an image; ``None`` in two and three dimensions."""
     one = operands.named.problem.spatial_rank == 1
     return entrant(operands, operands.convolve_row) if one else None
+
+
+def _as_product(operands: Operands) -> Entrant | None:
+    """Returns the product that an operator is, by cuBLAS; ``None`` where it is none.
+
+    Rows and columns are those of the convolution, in its memory: nothing is copied.
+    """
+    named = operands.named
+    if named.family not in PRODUCTS:
+        return None
+    groups, channels = int(named.problem.groups), int(named.problem.group_channels)
+    filters = int(named.problem.filters) // groups
+    rows = [x.movedim(1, -1).reshape(-1, groups, channels) for x in operands.x]
+    columns = [filter.reshape(groups, filters, channels) for filter in operands.filter]
+
+    def launch(index: int) -> Tensor:
+        a, b = rows[index], columns[index]
+        if groups > 1:
+            y = a.new_empty(len(a), groups, filters)
+            torch.bmm(a.transpose(0, 1), b.transpose(1, 2), out=y.transpose(0, 1))
+        elif len(a) == 1:
+            y = torch.mv(b[0], a[0, 0])
+        else:
+            y = torch.mm(a[:, 0], b[0].t())
+        return y.reshape(1, len(a), -1).movedim(-1, 1)
+
+    return entrant(operands, launch)
 
 
 def _eager_fused(operands: Operands) -> Entrant:
@@ -204,6 +235,7 @@ Maker = Callable[[Operands], "Entrant | None"]
 MAKERS: dict[Key, Maker] = {
     Key(TORCH, BARE): _eager,
     Key(TORCH, BARE, AS_ROW): _as_row,
+    Key(TORCH, BARE, AS_PRODUCT): _as_product,
     Key(TORCH, FUSED): _eager_fused,
     Key(TORCH_COMPILE, FUSED): _compiled,
     Key(TORCH_COMPILE, FUSED, AS_COMPILED): _as_compiled,
