@@ -19,13 +19,16 @@ from .nvidia.limits import (
 )
 from .nvidia.pipeline.barrier import BARRIER_BYTES
 from .nvidia.pipeline.chunks import CHUNK_BYTES
+from .nvidia.pipeline.exchange import QUAD
 from .nvidia.sm90.gemm.config import (
     COPIED_BYTES,
     ENTRY_BYTES,
     GATHERED_ROWS,
     SPARE_REGISTERS,
+    SPLIT_COUNTS,
     SUM_BYTES,
     Sm90Config,
+    shared_accumulators,
 )
 from .nvidia.sm90.gemm.epilogue_config import (
     HALF_BYTES,
@@ -141,6 +144,17 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
         facts.add("max_box", MAX_BOX)
         facts.add("max_cluster", MAX_CLUSTER)
         facts.add("max_split_k", MAX_SPLIT_K)
+        var splits: List[Int] = [1]
+        splits.extend(materialize[SPLIT_COUNTS]())
+        facts.add("splits", splits)
+        facts.add("quad", QUAD)
+        facts.add(
+            "shared_accumulators",
+            [
+                shared_accumulators(quads * QUAD)
+                for quads in range(_most_accumulators(1, 0) // QUAD + 1)
+            ],
+        )
         facts.add("subtile_filters", SUBTILE_FILTERS)
         facts.add("matrix_rows", MATRIX_ROWS)
         facts.add("half_bytes", HALF_BYTES)

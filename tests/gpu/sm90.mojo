@@ -50,6 +50,7 @@ from operations.nvidia.sm90.gemm.plan import (
     gemm_refusal,
     plan_gemm,
 )
+from operations.nvidia.sm90.gemm.config import SPLIT_COUNTS
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from operations.nvidia.stream import Stream
 from buffers import (
@@ -416,7 +417,9 @@ def check_case[
                     config,
                 ](),
             ):
-                for split_k in [1, 2, 4, 8]:
+                var ways: List[Int] = [1]
+                ways.extend(materialize[SPLIT_COUNTS]())
+                for split_k in ways:
                     if not split_refusal(config, traversal, split_k):
                         var result = check.run[index](ctx, split_k)
                         ran += 1

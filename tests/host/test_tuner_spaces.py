@@ -287,7 +287,7 @@ def test_the_command_shows_the_space(capsys: pytest.CaptureFixture[str]) -> None
     lines = shown.splitlines()
     assert lines[1] == "sm90 on sm90, bfloat16 to bfloat16, 114 multiprocessors"
     assert "  tensorize: consumers' parts: wgmma" in lines
-    assert "  split_k in {1, 2, 4, 8}" in lines
+    assert "  split_k in {1, 2, 3, 4, 5, 6, 8}" in lines
     assert "23 tunable variables" in lines
     assert lines[-1].startswith("raw space: ")
     assert cli.main(["tune"]) == 1

@@ -192,7 +192,7 @@ comptime HALO_SPLIT = _rows(
 )
 """For few tiles with stride 1 along w."""
 
-comptime HALO_SPLIT_CORRECTION = 0.904
+comptime HALO_SPLIT_CORRECTION = 0.92
 """Of its model, aligned or not."""
 
 comptime PING_PONG_128 = _rows((128, 128), (5, 5, 4), cooperative=False)
@@ -261,9 +261,7 @@ def _aligned_candidates() -> List[Candidate]:
             other_outputs=True,
             correction=0.923,
         ),
-        Candidate(
-            _rows((64, 128), (8, 8, 2), cluster=SPLIT_K), correction=1.02
-        ),
+        Candidate(_rows((64, 128), (8, 8, 2), cluster=SPLIT_K), correction=1),
         Candidate(PING_PONG_128, half_inputs=False, other_inputs=True),
         Candidate(HALO_SPLIT, correction=HALO_SPLIT_CORRECTION),
         Candidate(

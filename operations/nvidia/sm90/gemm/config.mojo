@@ -21,6 +21,7 @@ from ...limits import (
 )
 from ...pipeline.barrier import BARRIER_BYTES
 from ...pipeline.chunks import CHUNK_BYTES
+from ...pipeline.exchange import QUAD
 from ...split_k import MAX_SPLIT_K
 from ..wgmma import MMA_M
 from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
@@ -43,6 +44,26 @@ comptime SUM_BYTES = 4
 
 comptime SPARE_REGISTERS = 72
 """Registers of a consumer's thread beside its accumulators."""
+
+
+comptime SPLIT_COUNTS = [2, 3, 4, 5, 6, MAX_SPLIT_K]
+"""How many blocks may share a tile. Seven would take as many multiprocessors of
+a device as eight, which add up less each."""
+
+
+def shared_accumulators(accumulators: Int) -> Int:
+    """What a thread may be sent of all blocks that share a tile, itself among
+    them: as much of each as its share, which is in quads and may be a quad more
+    than others'.
+
+    Args:
+        accumulators: Of a thread.
+    """
+    var quads = accumulators // QUAD
+    var most = quads
+    comptime for count in SPLIT_COUNTS:
+        most = max(most, ceildiv(quads, count) * count)
+    return most * QUAD
 
 
 @fieldwise_init
@@ -456,10 +477,17 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 )
         return self._refused_split()
 
+    def share_bytes(self) -> Int:
+        """Bytes in which a consumer has its share of all blocks' accumulators.
+        """
+        var most = shared_accumulators(self.accumulators())
+        return most * WARPGROUP * SUM_BYTES
+
     def exchange_bytes(self) -> Int:
         """Bytes that blocks exchange of a tile that they share, where the rings
-        were: of every consumer's accumulators, shares and sums."""
-        return 2 * self.consumers * self.accumulators() * WARPGROUP * SUM_BYTES
+        were: shares and sums of every consumer's accumulators."""
+        var sums = self.accumulators() * WARPGROUP * SUM_BYTES
+        return self.consumers * (self.share_bytes() + sums)
 
     def _refused_split(self) -> Optional[String]:
         """Why blocks cannot share a tile so, or None."""
@@ -474,14 +502,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t" {self.exchange_bytes()} bytes, but the rings have"
                 t" {self.loads_bytes()}"
             )
-        if (
-            self.splits()
-            and self.accumulators() % (4 * self.cluster_shape[2]) != 0
-        ):
+        if self.splits() and self.accumulators() < QUAD * k:
             return String(
-                t"cluster_shape: {self.cluster_shape[2]} blocks along K cannot"
-                t" each add up an equal share of"
-                t" {self.accumulators()} accumulators"
+                t"cluster_shape: {k} blocks along K cannot each add up"
+                t" {QUAD} of {self.accumulators()} accumulators"
             )
         return None
 

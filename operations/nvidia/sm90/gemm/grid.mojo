@@ -6,11 +6,10 @@ from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
 from .config import Sm90Config
 
-comptime PLACES_OF_4 = 30
-"""Clusters of 4 blocks, and of up to 7, that run at the same time."""
-
-comptime PLACES_OF_8 = 14
-"""Clusters of 8 blocks that run at the same time."""
+comptime PLACES = [132, 66, 39, 30, 22, 17, 15, 14]
+"""Clusters of one block, of two and so on, that run at the same time on a device
+of 132 multiprocessors, as `cuOccupancyMaxActiveClusters` says. Those of a cluster
+are neighbours: some are left over. Devices differ by one."""
 
 
 @fieldwise_init
@@ -92,11 +91,7 @@ def cluster_places(size: Int, multiprocessors: Int) -> Int:
         size: Blocks of a cluster.
         multiprocessors: Of the device.
     """
-    var places = multiprocessors // size
-    # The multiprocessors of a cluster are neighbours: some are left over.
-    if size >= 8:
-        return min(places, PLACES_OF_8)
-    return min(places, PLACES_OF_4) if size >= 4 else places
+    return min(multiprocessors // size, materialize[PLACES]()[size - 1])
 
 
 def tile_clusters(config: Sm90Config, traversal: Traversal) -> Int:

@@ -203,7 +203,7 @@ def predicted_seconds(
     var extra = (
         fused_cycles(work, config.cooperative, swapped=config.swapped) * units
     )
-    var last = 0.0
+    var last: Float64
     if config.cooperative:
         var store = STORE_CYCLES * units + extra
         if types.fused_output and not config.epilogue.tma_store:
@@ -221,10 +221,14 @@ def predicted_seconds(
     var launch = LAUNCH_SECONDS
     if config.cluster_size() > 1:
         launch += CLUSTER_SECONDS
+    var waves = Float64(grid.waves())
+    var computation = (waves * tile + last) / CLOCK
     if split_k > 1:
+        # A cluster shares one tile and ends: none of it is hidden.
         var sums = Float64(split_k * config.accumulators())
-        launch += CLUSTER_SYNC_SECONDS + SUM_SECONDS * sums
-    var computation = (Float64(grid.waves()) * tile + last) / CLOCK + launch
+        var shared = CLUSTER_SYNC_SECONDS + SUM_SECONDS * sums
+        computation = waves * ((tile + last) / CLOCK + shared)
+    computation += launch
     var output = problem.gemm_m() * problem.filters
     output *= element_bytes(types.output)
     var bytes = _input_elements(problem) * element_bytes(types.input) + output

@@ -14,15 +14,15 @@ from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
 from .candidates import Candidate, candidate, candidates
-from .config import Sm90Config
+from .config import SPLIT_COUNTS, Sm90Config
 from .legality import problem_refusal, stores_any_filters
 from .grid import Grid, tile_clusters
 from .model import predicted_seconds
 from .split_k import split_refusal
 from .tuned import tuned_choice
 
-comptime SPLITS = 4
-"""Ways to share a tile: 1, 2, 4 or 8 blocks."""
+comptime WAYS = 1 + len(SPLIT_COUNTS)
+"""Ways to share a tile: not, or by so many blocks."""
 
 
 @fieldwise_init
@@ -99,7 +99,7 @@ struct GemmCandidates(Candidates):
     var refusals: List[Optional[String]]
     """Why a row cannot run for another reason: a visitor's."""
     var ways: Int
-    """To share a tile: `SPLITS`, or 1."""
+    """To share a tile: `WAYS`, or 1."""
     var problem: ConvProblem
     var traversal: Traversal
     var work: FusedWork
@@ -130,7 +130,7 @@ struct GemmCandidates(Candidates):
         self.rows = List[Int]()
         self.offered = List[Candidate]()
         self.refusals = List[Optional[String]]()
-        self.ways = SPLITS
+        self.ways = WAYS
         var table = candidates()
         var narrow = problem.group_filters() <= NARROW_FILTERS
         var bytes = element_bytes(operands.types.input) * problem.channels
@@ -162,7 +162,8 @@ struct GemmCandidates(Candidates):
 
     def split_k(self, index: Int) -> Int:
         """Blocks that share a tile."""
-        return 1 << (index % self.ways)
+        var way = index % self.ways
+        return materialize[SPLIT_COUNTS]()[way - 1] if way > 0 else 1
 
     def row(self, index: Int) -> Int:
         """A candidate's row of the table."""
@@ -197,11 +198,9 @@ struct GemmCandidates(Candidates):
                 continue
             if self.config_refusal(self.offered[i].config, split_k):
                 return None
-            var way = 0
-            while 1 << way < split_k:
-                way += 1
-            var index = i * self.ways + way
-            return Found(index, self.cost(index), String(""))
+            for index in range(i * self.ways, (i + 1) * self.ways):
+                if self.split_k(index) == split_k:
+                    return Found(index, self.cost(index), String(""))
         return None
 
     def config_refusal(

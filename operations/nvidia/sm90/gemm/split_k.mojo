@@ -12,6 +12,7 @@ themselves.
 """
 
 from std.collections import Optional
+from std.math import ceildiv
 from std.memory import bitcast
 
 from ...im2col.tiles import Tile, TileGeometry
@@ -28,7 +29,7 @@ from ...pipeline.exchange import (
 from ...limits import WARPGROUP
 from ...split_k import MAX_SPLIT_K
 from ...tma.copy import SharedAddress
-from .config import Sm90Config
+from .config import SPLIT_COUNTS, Sm90Config
 from .mma import Accumulators
 
 
@@ -51,8 +52,9 @@ def split_refusal(
         return String(
             t"split_k: {split_k} blocks share no tile of this configuration"
         )
-    if split_k != 2 and split_k != 4 and split_k != MAX_SPLIT_K:
-        return String(t"split_k: {split_k} is not 1, 2, 4 or {MAX_SPLIT_K}")
+    var counts = materialize[SPLIT_COUNTS]()
+    if split_k not in counts:
+        return String(t"split_k: {split_k} is neither 1 nor one of {counts}")
     var rounds = rounds_of(config, traversal)
     if split_k > rounds:
         return String(
@@ -76,16 +78,11 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         config: The configuration.
     """
 
-    comptime consumer_bytes = Self.config.exchange_bytes() // (
-        2 * Self.config.consumers
-    )
-    """Of a consumer's accumulators."""
-
     var barriers: SharedAddress
     """`free`, then `shares` of every consumer, then `sums` of every consumer."""
     var memory: SharedAddress
     """The rings' stages, and the rows that threads copied for them: of every
-    consumer, shares, then sums, as long as its accumulators each."""
+    consumer, shares, then sums."""
 
     @always_inline
     def free(self) -> Barrier:
@@ -123,7 +120,9 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         Args:
             consumer: Which.
         """
-        comptime bytes = UInt32(2 * Self.consumer_bytes)
+        comptime bytes = UInt32(
+            Self.config.exchange_bytes() // Self.config.consumers
+        )
         return self.memory + consumer * bytes
 
     @always_inline
@@ -133,7 +132,7 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         Args:
             consumer: Which.
         """
-        return self.share_address(consumer) + UInt32(Self.consumer_bytes)
+        return self.share_address(consumer) + UInt32(Self.config.share_bytes())
 
     @always_inline
     def init(self, geometry: TileGeometry):
@@ -187,7 +186,7 @@ def sum_splits[
         return True
     if thread < count:
         exchange.free().arrive_at(thread)
-    comptime for known in [2, 4, MAX_SPLIT_K]:
+    comptime for known in SPLIT_COUNTS:
         if count == UInt32(known):
             _exchange[known](
                 accumulators, exchange, tile.split, consumer, thread
@@ -207,48 +206,60 @@ def _exchange[
     consumer: UInt32,
     thread: UInt32,
 ):
-    """`sum_splits` of a tile that `count` blocks share."""
+    """`sum_splits` of a tile that `count` blocks share. Where quads do not
+    divide, the first blocks add up one more."""
     comptime quads = config.accumulators() // QUAD
-    comptime assert quads % count == 0, "blocks add up equal shares"
-    comptime share = quads // count
-    comptime share_bytes = UInt32(share * WARPGROUP * QUAD_BYTES)
+    comptime least, longer = divmod(quads, count)
+    comptime most = ceildiv(quads, count)
+    comptime quad_bytes = WARPGROUP * QUAD_BYTES
+    comptime assert (
+        most * count * quad_bytes <= config.share_bytes()
+    ), "there is room for the shares of all blocks"
+    var before = split * UInt32(least) + min(split, UInt32(longer))
+    var own = UInt32(least)
+    comptime if longer > 0:
+        own += UInt32(split < UInt32(longer))
     var shares = exchange.share_address(consumer) + thread * QUAD_BYTES
     var sums = exchange.sum_address(consumer) + thread * QUAD_BYTES
-    comptime arriving = (count - 1) * Int(share_bytes)
     if thread == 0:
-        exchange.shares(consumer).arrive_expecting(arriving)
+        exchange.shares(consumer).arrive_expecting(
+            Int(own) * (count - 1) * quad_bytes
+        )
         if split == 0:
-            exchange.sums(consumer).arrive_expecting(arriving)
+            exchange.sums(consumer).arrive_expecting(
+                (quads - most) * quad_bytes
+            )
     exchange.free().wait(0)
     comptime for block in range(count):
         var barrier = peer_address(
             exchange.shares(consumer).address, UInt32(block)
         )
-        comptime for i in range(share):
-            var at = _quad_address(shares + split * share_bytes, UInt32(i))
-            var values = _quad_of[block * share + i](accumulators)
+        comptime first = block * least + min(block, longer)
+        comptime for i in range(least + Int(block < longer)):
+            var at = _quad_address(shares, split * UInt32(most) + UInt32(i))
+            var values = _quad_of[first + i](accumulators)
             if split == UInt32(block):
                 _store(at, values)
             else:
                 send_peer(peer_address(at, UInt32(block)), barrier, values)
     exchange.shares(consumer).wait[sees_cluster=True](0)
     var first = peer_address(exchange.sums(consumer).address, 0)
-    comptime for i in range(share):
-        var sum = SIMD[dtype, QUAD](0)
-        comptime for block in range(count):
-            var at = _quad_address(shares, UInt32(block * share + i))
-            var values = _load[dtype](at)
-            comptime if block == 0:
-                sum = values
+    comptime for i in range(most):
+        if i < least or UInt32(i) < own:
+            var sum = _load[dtype](_quad_address(shares, UInt32(i)))
+            comptime for block in range(1, count):
+                sum += _load[dtype](
+                    _quad_address(shares, UInt32(block * most + i))
+                )
+            var at = _quad_address(sums, before + UInt32(i))
+            if split == 0:
+                _store(at, sum)
             else:
-                sum += values
-        var at = _quad_address(sums + split * share_bytes, UInt32(i))
-        if split == 0:
-            _store(at, sum)
-        else:
-            send_peer(
-                peer_address(at, 0), first, bitcast[DType.float32, QUAD](sum)
-            )
+                send_peer(
+                    peer_address(at, 0),
+                    first,
+                    bitcast[DType.float32, QUAD](sum),
+                )
     if split == 0:
         exchange.sums(consumer).wait[sees_cluster=True](0)
         _read(accumulators, sums)

@@ -235,14 +235,17 @@ def _split_k(model: Model, workload: Workload) -> None:
     facts = workload.facts
     most, steps = facts["max_split_k"], facts["steps"]
     splits = place(model, CLUSTER_K)
-    candidates(model, "split_k", [1 << i for i in range(most.bit_length())], "share a tile")
+    candidates(model, "split_k", facts.row("splits"), "share a tile")
     model.require(Kind.LE, "split_k", CLUSTER_K, why="blocks of the cluster")
     rounds = stage_fuse(model, "rounds", "has_halo", (steps, steps // facts["taps_w"]))
     model.require(Kind.LE, "split_k", rounds, why="stages of a tile's sum")
-    # Equal shares of quads of accumulators, exchanged where the rings were.
-    shares = stage_fuse(model, "shares", splits, (1, 4 * most))
-    loop_split(model, "accumulators", "share", shares, why="blocks add up equal shares")
-    sent = (2, "consumers", "accumulators", facts["warpgroup"], facts["sum_bytes"])
+    # Shares of quads of accumulators, exchanged where the rings were.
+    quad = facts["quad"]
+    bounded_if(model, "accumulators", splits, quad * most, None)
+    shares = facts.row("shared_accumulators")
+    table(model, "shares", "accumulators", lambda v: shares[min(v // quad, len(shares) - 1)])
+    total(model, "exchanged.values", "accumulators", "shares", why="sums and shares of a thread")
+    sent = ("consumers", "exchanged.values", facts["warpgroup"], facts["sum_bytes"])
     product(model, "exchanged", *sent, why="shares and sums of all consumers")
     stage_fuse(model, "exchange_bytes", splits, (0, "exchanged"))
     total(model, "loads_bytes", "act_ring_bytes", "filter_ring_bytes", "gather_bytes")

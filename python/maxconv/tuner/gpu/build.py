@@ -25,8 +25,6 @@ _SOURCE = Path(__file__).parent / "measure.mojo"
 #: Where the sources are that the program imports, beside the operations.
 _BENCH = Path(__file__).parents[2] / "bench" / "gpu"
 
-_SPLITS = (1, 2, 4, 8)
-
 
 def tasks_of(
     problems: Sequence[Measured], configurations: Configurations, slower: float
@@ -44,15 +42,15 @@ def tasks_of(
     """
     tasks = []
     splits = configurations.fields.index("cluster_shape.k")
-    asked = [
-        (index, split)
-        for index, entry in enumerate(configurations.listed)
-        for split in _SPLITS
-        if split <= entry.values[splits]
-    ]
-    rows = [configurations.configuration(*pair) for pair in asked]
     for problem in problems:
         space = open_space(problem.problem, "sm90", dtype=DTYPE, residual=True)
+        asked = [
+            (index, split)
+            for index, entry in enumerate(configurations.listed)
+            for split in space.judge.facts.row("splits")
+            if split <= entry.values[splits]
+        ]
+        rows = [configurations.configuration(*pair) for pair in asked]
         judged = space.judge.judge(rows)
         times = {
             pair: found.counts["seconds"]

@@ -44,9 +44,6 @@ _TILE = {
     "stationary": 2,
 }
 
-#: Ways to share a tile that a plan may take.
-_SPLITS = (1, 2, 4, 8)
-
 
 @dataclass(frozen=True)
 class ChoiceSettings:
@@ -245,7 +242,7 @@ def _ratios(
     asked = [
         (place, dict(zip(fields, values, strict=True)) | {"split_k": split})
         for place, values in enumerate(every)
-        for split in _SPLITS
+        for split in spaces[0].judge.facts.row("splits")
         if split <= values[splits]
     ]
     ratios = np.full((len(spaces), len(every) - table), math.nan)
