@@ -90,7 +90,7 @@ comptime SPLIT = [9, 20, 21]
 """Candidates whose blocks share a tile's sum; no other case's. The consumers
 share its filters, its pixels, and its filters."""
 
-comptime SPLITS = [2, 3, 4]
+comptime SPLITS = [2, 3]
 """How many of them."""
 
 comptime UPSAMPLED = 7
