@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,8 @@ def configurations() -> Configurations:
     return Configurations(without_split(space.judge.fields), table_rows(space.judge))
 
 
-def summary(configurations: Configurations, **gains: float) -> Summary:
-    """Of one problem, whose third configuration gains so much with each kind of work."""
+def summary(configurations: Configurations, gains: Mapping[str, float], index: int = 2) -> Summary:
+    """Of one problem, with which a configuration gains so much with each kind of work."""
     results = [
         Result(
             name="one",
@@ -39,7 +41,7 @@ def summary(configurations: Configurations, **gains: float) -> Summary:
             incumbent=None,
             timed=[
                 Timed(index=0, split_k=1, bursts=[1e-5] * 5, beside=[0.99e-5] * 5),
-                Timed(index=2, split_k=1, bursts=[1e-5] * 5, beside=[gain * 1e-5] * 5),
+                Timed(index=index, split_k=1, bursts=[1e-5] * 5, beside=[gain * 1e-5] * 5),
             ],
         )
         for work, gain in gains.items()
@@ -67,8 +69,8 @@ def test_other_devices_have_the_model() -> None:
 
 
 def test_what_gains_with_all_work_is_a_row(configurations: Configurations) -> None:
-    measured = summary(configurations, **dict.fromkeys(WORKS, 1.1))
-    confirmed = {"another": summary(configurations, **dict.fromkeys(WORKS, 1.05))}
+    measured = summary(configurations, dict.fromkeys(WORKS, 1.1))
+    confirmed = {"another": summary(configurations, dict.fromkeys(WORKS, 1.05))}
     tuned = tables.select(measured, device="a", driver="1", units=132, confirmed=confirmed)
     (row,) = tuned.rows
     assert (row.numbers, row.split_k) == (NUMBERS, 1)
@@ -80,26 +82,54 @@ def test_what_gains_with_all_work_is_a_row(configurations: Configurations) -> No
 @pytest.mark.parametrize(
     ("gains", "elsewhere"),
     [
-        ((1.1, 1.01), (1.05, 1.05)),
-        ((1.01, 1.1), (1.05, 1.05)),
-        ((1.1, 1.1), (1.05, 0.99)),
-        ((1.1, 1.1), (1.002, 1.05)),
+        ((1.1, 0.999), (1.05, 1.05)),
+        ((0.999, 1.1), (1.05, 1.05)),
+        ((1.02, 1.018), (1.05, 1.05)),
+        ((1.1, 1.1), (1.05, 0.999)),
+        ((1.1, 1.1), (1.004, 1.005)),
     ],
 )
 def test_what_gains_too_little_is_none(
     configurations: Configurations, gains: tuple[float, ...], elsewhere: tuple[float, ...]
 ) -> None:
     measured, again = (
-        summary(configurations, **dict(zip(WORKS, each, strict=True)))
-        for each in (gains, elsewhere)
+        summary(configurations, dict(zip(WORKS, each, strict=True))) for each in (gains, elsewhere)
     )
     chosen = tables.select(measured, device="a", driver="1", units=132, confirmed={"b": again})
     assert not chosen.rows
 
 
+def test_a_gain_with_one_work_and_no_loss_with_the_other_is_a_row(
+    configurations: Configurations,
+) -> None:
+    measured = summary(configurations, dict(zip(WORKS, (1.001, 1.1), strict=True)))
+    again = {"b": summary(configurations, dict(zip(WORKS, (1.02, 1.001), strict=True)))}
+    (row,) = tables.select(measured, device="a", driver="1", units=132, confirmed=again).rows
+    assert row.us == dict(zip(WORKS, ((10.01, 10.0), (11.0, 10.0)), strict=True))
+
+
+def test_the_fastest_that_is_confirmed_is_the_row(configurations: Configurations) -> None:
+    best, second = (
+        summary(configurations, dict.fromkeys(WORKS, gain), index)
+        for index, gain in ((2, 1.2), (3, 1.1))
+    )
+    both = [
+        replace(one, timed=[*one.timed, *two.timed])
+        for one, two in zip(best.results, second.results, strict=True)
+    ]
+    (row,) = tables.select(
+        Summary(configurations, both),
+        device="a",
+        driver="1",
+        units=132,
+        confirmed={"b": second},
+    ).rows
+    assert tuple(row.configuration.values()) == configurations.listed[3].values
+
+
 def test_what_was_measured_in_part_is_none(configurations: Configurations) -> None:
-    whole = summary(configurations, **dict.fromkeys(WORKS, 1.1))
-    part = summary(configurations, **{WORKS[0]: 1.1})
+    whole = summary(configurations, dict.fromkeys(WORKS, 1.1))
+    part = summary(configurations, {WORKS[0]: 1.1})
     assert not tables.select(part, device="a", driver="1", units=132).rows
     assert not tables.select(
         whole, device="a", driver="1", units=132, confirmed={"another": part}
@@ -107,7 +137,7 @@ def test_what_was_measured_in_part_is_none(configurations: Configurations) -> No
 
 
 def test_a_table_is_read_as_it_was_written(configurations: Configurations, tmp_path: Path) -> None:
-    measured = summary(configurations, **dict.fromkeys(WORKS, 1.1))
+    measured = summary(configurations, dict.fromkeys(WORKS, 1.1))
     tuned = tables.select(measured, device="a", driver="1", units=132, date="2026-01-02")
     tables.write(tmp_path / "a.yaml", tuned)
     assert tables.read(tmp_path / "a.yaml") == tuned

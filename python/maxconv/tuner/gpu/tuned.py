@@ -30,11 +30,11 @@ __all__ = ["MODULE", "Tuned", "TunedRow", "mojo_source", "problem_key", "read", 
 #: What ``mojo_source`` is written to.
 MODULE = OPERATIONS / "nvidia" / "sm90" / "gemm" / "tuned_rows.mojo"
 
-#: Of a configuration's gains, bare and fused, the least for which it becomes a row. The best of
-#: many is chosen, and clocks differ from run to run.
+#: Of a configuration's gains, bare and fused, the least mean for which it becomes a row. The best
+#: of many is chosen, and clocks differ from run to run.
 LEAST_GAIN = 0.02
 
-#: What it must gain where it is measured again.
+#: The same where it is measured again.
 CONFIRMED_GAIN = 0.005
 
 _OFFSET, _PRIME, _BITS = 0xCBF29CE484222325, 0x100000001B3, (1 << 64) - 1
@@ -82,9 +82,10 @@ def select(
 ) -> Tuned:
     """Returns the table that measurements make of the kernel's own rows.
 
-    A problem gets a row if a configuration of the kernel's table is faster than dispatch's choice
-    by ``LEAST_GAIN`` bare and fused, in both measurements where it was timed once more, and by
-    ``CONFIRMED_GAIN`` wherever it was measured again.
+    A problem gets a row if a configuration of the kernel's table is faster than dispatch's choice,
+    bare and fused, in both measurements where it was timed once more, and by ``LEAST_GAIN`` in the
+    mean of what exceeds the noise; wherever it was measured again, by ``CONFIRMED_GAIN``. Of
+    several it gets the fastest that is.
 
     Args:
         summary: The measurements.
@@ -102,27 +103,19 @@ def select(
     for numbers, results in found.items():
         if set(results) != set(WORKS):
             continue
-        gains = [_gains(results[work]) for work in WORKS]
-        both = {
-            pair: sum(each[pair][0] for each in gains)
-            for pair in gains[0]
-            if all(each.get(pair, (0.0,))[0] >= LEAST_GAIN for each in gains)
-            and summary.configurations.listed[pair[0]].values in own
-        }
-        if not both:
-            continue
-        best = max(both, key=both.__getitem__)
-        values = summary.configurations.configuration(*best)
-        split_k = values.pop("split_k")
-        others = {
-            name: _confirmation(summary, best, confirmed[name], each.get(numbers, {}))
-            for name, each in again.items()
-            if confirmed is not None
-        }
-        if not all(others.values()):
-            continue
-        us = {work: _us(each[best][1]) for work, each in zip(WORKS, gains, strict=True)}
-        rows.append(TunedRow(results[WORKS[0]].name, numbers, split_k, values, us, others))
+        gaining = _gaining([results[work] for work in WORKS], LEAST_GAIN)
+        for pair, us in gaining.items():
+            values = summary.configurations.listed[pair[0]].values
+            others = {
+                name: _confirmation((values, pair[1]), confirmed[name], each.get(numbers, {}))
+                for name, each in again.items()
+                if confirmed is not None
+            }
+            if values in own and all(others.values()):
+                held = summary.configurations.configuration(*pair)
+                split_k = held.pop("split_k")
+                rows.append(TunedRow(results[WORKS[0]].name, numbers, split_k, held, us, others))
+                break
     rows.sort(key=lambda row: row.problem)
     today = date or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return Tuned(device, driver, 90, units, today, tuple(rows))
@@ -137,17 +130,45 @@ def _by_problem(summary: Summary) -> dict[tuple[int, ...], dict[str, Result]]:
 
 
 def _confirmation(
-    summary: Summary, pair: tuple[int, int], other: Summary, results: Mapping[str, Result]
+    values: tuple[tuple[int, ...], int], other: Summary, results: Mapping[str, Result]
 ) -> dict[str, tuple[float, float]]:
-    """Returns the times of a configuration elsewhere, or none unless it gains with all work."""
-    values = summary.configurations.listed[pair[0]].values
-    times = {}
-    for work in WORKS:
-        for place, (gain, timed) in (_gains(results[work]) if work in results else {}).items():
-            same = other.configurations.listed[place[0]].values == values and place[1] == pair[1]
-            if same and gain >= CONFIRMED_GAIN:
-                times[work] = _us(timed)
-    return times if len(times) == len(WORKS) else {}
+    """Returns the times of a configuration elsewhere, or none unless it gains there."""
+    if len(results) != len(WORKS):
+        return {}
+    gaining = _gaining([results[work] for work in WORKS], CONFIRMED_GAIN)
+    for (index, split_k), us in gaining.items():
+        if (other.configurations.listed[index].values, split_k) == values:
+            return us
+    return {}
+
+
+def _gaining(
+    results: Sequence[Result], least: float
+) -> dict[tuple[int, int], dict[str, tuple[float, float]]]:
+    """Returns the configurations that gain, the fastest first, and their times with each work.
+
+    Args:
+        results: Of one problem, of each kind of work.
+        least: The mean of their gains.
+    """
+    gains = [_gains(result) for result in results]
+    means = {
+        pair: statistics.fmean(gain_of(each[pair]).counted for each in gains)
+        for pair in gains[0]
+        if all(pair in each and _is_faster(each[pair]) for each in gains)
+    }
+    fastest = sorted(means, key=means.__getitem__, reverse=True)
+    return {
+        pair: {work: _us(each[pair]) for work, each in zip(WORKS, gains, strict=True)}
+        for pair in fastest
+        if means[pair] >= least
+    }
+
+
+def _is_faster(timed: Timed) -> bool:
+    """Returns whether a configuration is, by the table's medians and burst by burst."""
+    before, after = _us(timed)
+    return after < before and gain_of(timed).log > 0
 
 
 def _own_rows(found: Mapping[tuple[int, ...], object]) -> dict[tuple[int, ...], int]:
@@ -158,17 +179,16 @@ def _own_rows(found: Mapping[tuple[int, ...], object]) -> dict[tuple[int, ...], 
     return {entry.values: entry.row for entry in table_rows(space.judge)}
 
 
-def _gains(result: Result) -> dict[tuple[int, int], tuple[float, Timed]]:
-    """Returns the logarithm of each configuration's gain, the least of its measurements."""
-    gains: dict[tuple[int, int], tuple[float, Timed]] = {}
+def _gains(result: Result) -> dict[tuple[int, int], Timed]:
+    """Returns that measurement of each configuration in which it gained least."""
+    least: dict[tuple[int, int], Timed] = {}
     for timed in result.timed:
         if not timed.bursts or timed.error is not None:
             continue
         pair = (timed.index, timed.split_k)
-        counted = gain_of(timed).counted
-        if pair not in gains or counted < gains[pair][0]:
-            gains[pair] = (counted, timed)
-    return gains
+        if pair not in least or gain_of(timed).log < gain_of(least[pair]).log:
+            least[pair] = timed
+    return least
 
 
 def _us(timed: Timed) -> tuple[float, float]:
