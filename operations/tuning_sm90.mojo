@@ -144,9 +144,7 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
         facts.add("max_box", MAX_BOX)
         facts.add("max_cluster", MAX_CLUSTER)
         facts.add("max_split_k", MAX_SPLIT_K)
-        var splits: List[Int] = [1]
-        splits.extend(materialize[SPLIT_COUNTS]())
-        facts.add("splits", splits)
+        facts.add("splits", [count for count in materialize[SPLIT_COUNTS]()])
         facts.add("quad", QUAD)
         facts.add(
             "shared_accumulators",

@@ -417,9 +417,7 @@ def check_case[
                     config,
                 ](),
             ):
-                var ways: List[Int] = [1]
-                ways.extend(materialize[SPLIT_COUNTS]())
-                for split_k in ways:
+                for split_k in materialize[SPLIT_COUNTS]():
                     if not split_refusal(config, traversal, split_k):
                         var result = check.run[index](ctx, split_k)
                         ran += 1

@@ -46,9 +46,9 @@ comptime SPARE_REGISTERS = 72
 """Registers of a consumer's thread beside its accumulators."""
 
 
-comptime SPLIT_COUNTS = [2, 3, 4, 5, 6, MAX_SPLIT_K]
-"""How many blocks may share a tile. Seven would take as many multiprocessors of
-a device as eight, which add up less each."""
+comptime SPLIT_COUNTS = [1, 2, 3, 4, 5, 6, MAX_SPLIT_K]
+"""How many blocks may share a tile; 1: none do. Seven would take as many
+multiprocessors of a device as eight, which add up less each."""
 
 
 def shared_accumulators(accumulators: Int) -> Int:
@@ -60,7 +60,7 @@ def shared_accumulators(accumulators: Int) -> Int:
         accumulators: Of a thread.
     """
     var quads = accumulators // QUAD
-    var most = quads
+    var most = 0
     comptime for count in SPLIT_COUNTS:
         most = max(most, ceildiv(quads, count) * count)
     return most * QUAD

@@ -21,9 +21,6 @@ from .model import predicted_seconds
 from .split_k import split_refusal
 from .tuned import tuned_choice
 
-comptime WAYS = 1 + len(SPLIT_COUNTS)
-"""Ways to share a tile: not, or by so many blocks."""
-
 
 @fieldwise_init
 struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
@@ -99,7 +96,7 @@ struct GemmCandidates(Candidates):
     var refusals: List[Optional[String]]
     """Why a row cannot run for another reason: a visitor's."""
     var ways: Int
-    """To share a tile: `WAYS`, or 1."""
+    """To share a tile: as many as `SPLIT_COUNTS`, or 1."""
     var problem: ConvProblem
     var traversal: Traversal
     var work: FusedWork
@@ -130,7 +127,7 @@ struct GemmCandidates(Candidates):
         self.rows = List[Int]()
         self.offered = List[Candidate]()
         self.refusals = List[Optional[String]]()
-        self.ways = WAYS
+        self.ways = comptime (len(SPLIT_COUNTS))
         var table = candidates()
         var narrow = problem.group_filters() <= NARROW_FILTERS
         var bytes = element_bytes(operands.types.input) * problem.channels
@@ -162,8 +159,7 @@ struct GemmCandidates(Candidates):
 
     def split_k(self, index: Int) -> Int:
         """Blocks that share a tile."""
-        var way = index % self.ways
-        return materialize[SPLIT_COUNTS]()[way - 1] if way > 0 else 1
+        return materialize[SPLIT_COUNTS]()[index % self.ways]
 
     def row(self, index: Int) -> Int:
         """A candidate's row of the table."""

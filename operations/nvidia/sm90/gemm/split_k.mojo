@@ -27,7 +27,6 @@ from ...pipeline.exchange import (
     send_peer,
 )
 from ...limits import WARPGROUP
-from ...split_k import MAX_SPLIT_K
 from ...tma.copy import SharedAddress
 from .config import SPLIT_COUNTS, Sm90Config
 from .mma import Accumulators
@@ -54,7 +53,7 @@ def split_refusal(
         )
     var counts = materialize[SPLIT_COUNTS]()
     if split_k not in counts:
-        return String(t"split_k: {split_k} is neither 1 nor one of {counts}")
+        return String(t"split_k: {split_k} is none of {counts}")
     var rounds = rounds_of(config, traversal)
     if split_k > rounds:
         return String(
@@ -187,10 +186,11 @@ def sum_splits[
     if thread < count:
         exchange.free().arrive_at(thread)
     comptime for known in SPLIT_COUNTS:
-        if count == UInt32(known):
-            _exchange[known](
-                accumulators, exchange, tile.split, consumer, thread
-            )
+        comptime if known > 1:
+            if count == UInt32(known):
+                _exchange[known](
+                    accumulators, exchange, tile.split, consumer, thread
+                )
     return tile.split == 0
 
 
