@@ -6,7 +6,8 @@ the accumulators never leave registers. (The outer-product form of Goto and van
 de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.)
 """
 
-from std.sys.info import size_of
+from std.sys._assembly import inlined_assembly
+from std.sys.info import CompilationTarget, size_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ...conv.fields import PANEL
@@ -90,6 +91,22 @@ comptime Vector = SIMD[DType.float32, LANES]
 
 
 @always_inline
+def _multiply_add(a: Vector, b: Vector, sum: Vector) -> Vector:
+    """`a * b + sum`. With AVX-512 the compiler keeps these in the order that the
+    code has: free to load what later steps broadcast, it spills sums of the 31
+    registers that a tile takes."""
+    comptime if CompilationTarget.has_avx512f() and LANES == PANEL:
+        return inlined_assembly[
+            "vfmadd231ps $2, $1, $0",
+            Vector,
+            constraints="=v,v,v,0",
+            has_side_effect=True,
+        ](a, b, sum)
+    else:
+        return a.fma(b, sum)
+
+
+@always_inline
 def _step[
     filter_type: DType, rows: Int, panels: Int
 ](
@@ -114,7 +131,7 @@ def _step[
     comptime for i in range(rows):
         var a = Vector(activation.unsafe_load(i * row_stride))
         comptime for j in range(vectors):
-            acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+            acc[i * vectors + j] = _multiply_add(a, b[j], acc[i * vectors + j])
 
 
 @always_inline
@@ -159,7 +176,9 @@ def _steps[
                     activation.unsafe_load(i * row_stride + u + place)
                 )
                 comptime for j in range(vectors):
-                    acc[i * vectors + j] = a.fma(b[j], acc[i * vectors + j])
+                    acc[i * vectors + j] = _multiply_add(
+                        a, b[j], acc[i * vectors + j]
+                    )
 
 
 @no_inline
