@@ -22,8 +22,9 @@ from .mma import (
 comptime L1_SLICE_BYTES = 16 * 1024
 """Packed filter that stays in L1 while all pixels of a tile are multiplied by it."""
 
-comptime L1_SLICE_CHUNKS = L1_SLICE_BYTES // (ROW_BYTES * PANEL)
-"""The same in chunks of a panel."""
+comptime L2_SLICE_BYTES = 64 * 1024
+"""Packed filter that stays in L2. A register tile of AVX-512 reads no more than 9
+bytes of it a cycle, which L2 brings in time."""
 
 comptime SUMS_BYTES = 6 * 1024
 """Of the sums that are stored together."""
@@ -56,6 +57,9 @@ trait VectorUnit(DotUnit):
 
     comptime lanes: Int
     """Of a register, each of which holds the sum of a filter."""
+    comptime slice_bytes: Int
+    """Packed filter, as wide as it is multiplied, by which all pixels of a tile
+    are multiplied before the next: their sums go to memory in between."""
 
     @staticmethod
     def add[
@@ -121,7 +125,7 @@ def multiply_panels[
     U: VectorUnit, dtype: DType
 ](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
     """Multiplies all pixels of a tile by panels, slice by slice of the products:
-    each slice of the filter stays in L1 for all pixels.
+    each slice of the filter stays in a cache for all pixels.
 
     Parameters:
         U: The instructions.
@@ -134,8 +138,9 @@ def multiply_panels[
     """
     comptime spread = U.spread(dtype)
     comptime chunk = CHUNK_WORDS * WORD * PANEL // size_of[dtype]()
+    comptime slice_chunks = U.slice_bytes // (ROW_BYTES * PANEL)
     var slices = ceildiv(
-        activation.chunks, L1_SLICE_CHUNKS // (spread * filter.panels)
+        activation.chunks, slice_chunks // (spread * filter.panels)
     )
     var length = ceildiv(activation.chunks, slices)
     for first in range(0, activation.chunks, length):
@@ -197,6 +202,32 @@ def _multiply_slice[
         to = to.behind(tiles * rows)
 
 
+@always_inline
+def _run_length[
+    dtype: DType, //
+](
+    activation: ActivationTile[dtype], first: Int, limit: Int, spread: Int
+) -> Int:
+    """Chunks whose activations lie side by side.
+
+    Parameters:
+        dtype: Of the elements.
+
+    Args:
+        activation: The activations.
+        first: The first of the chunks.
+        limit: How many to look at.
+        spread: Elements of memory of each activation.
+    """
+    var chunk = spread * CHUNK_WORDS * interleaved_products(dtype)
+    var expected = Int(activation.offsets[unsafe_offset=first])
+    for run in range(1, limit):
+        expected += chunk
+        if Int(activation.offsets[unsafe_offset=first + run]) != expected:
+            return run
+    return limit
+
+
 @no_inline
 def _multiply_tiles[
     U: VectorUnit, dtype: DType, rows: Int, panels: Int
@@ -220,6 +251,7 @@ def _multiply_tiles[
     var weights_of_slice = filter.elements.unsafe_bitcast[UInt32]()
     var row_stride = activation.row_stride
     var panel_stride = filter.panel_stride // word_elements
+    var end = slice.first + slice.count
     for _ in range(tiles):
         var acc = Array[SIMD[sums_type, U.lanes], rows * vectors](fill=0)
         if slice.first > 0:
@@ -230,14 +262,16 @@ def _multiply_tiles[
                     )
         var weights = weights_of_slice
         var row_rest = slice.row_rest
-        for j in range(slice.first, slice.first + slice.count):
+        var j = slice.first
+        while j < end:
             var pixels = elements.unsafe_offset(
                 Int(activation.offsets[unsafe_offset=j])
             )
-            var words = CHUNK_WORDS
-            row_rest -= 1
+            var run = _run_length(activation, j, min(row_rest, end - j), spread)
+            var words = run * CHUNK_WORDS
+            row_rest -= run
             if row_rest == 0:
-                words = activation.last_words
+                words -= CHUNK_WORDS - activation.last_words
                 row_rest = activation.row_chunks
             for word in range(words):
                 comptime for part in range(spread):
@@ -261,7 +295,8 @@ def _multiply_tiles[
                             acc[i * vectors + v] = U.add[dtype](
                                 acc[i * vectors + v], a, b[v]
                             )
-            weights = weights.unsafe_offset(chunk_words)
+            weights = weights.unsafe_offset(run * chunk_words)
+            j += run
         comptime for i in range(rows):
             comptime for v in range(vectors):
                 to.unsafe_store(

@@ -23,7 +23,12 @@ from ...conv.memory import Reads, Writes, sum_type
 from ...conv.kernel import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
 from .mma import CHUNK_WORDS, WORD
-from .vector_tile import VectorUnit, tiles_together
+from .vector_tile import (
+    L1_SLICE_BYTES,
+    L2_SLICE_BYTES,
+    VectorUnit,
+    tiles_together,
+)
 
 comptime LATENCY_STEPS = 6
 """Multiplications, one a cycle, that hide the latency of one."""
@@ -74,6 +79,9 @@ struct X86Unit[
 
     comptime kernel = Self.code
     comptime lanes = Self.register_lanes
+    comptime slice_bytes = (
+        L2_SLICE_BYTES if Self.register_lanes == PANEL else L1_SLICE_BYTES
+    )
     comptime rows = Self.max_rows
     comptime tiles = tiles_together(Self.max_rows, Self.tile_panels)
     comptime single_rows = 0

@@ -20,7 +20,12 @@ from ..config import CPU_TILE, LANES
 from ..features import ANY_CPU
 from .few_filters import multiply_few
 from .mma import CHUNK_WORDS, WORD, ActivationTile, FilterTile, Sums
-from .vector_tile import VectorUnit, multiply_panels, tiles_together
+from .vector_tile import (
+    L1_SLICE_BYTES,
+    VectorUnit,
+    multiply_panels,
+    tiles_together,
+)
 
 comptime PAIR_CYCLES = 0.5
 """Of the products of a pair of 16 bits with a register of filters: a
@@ -142,6 +147,7 @@ struct Widening(VectorUnit):
 
     comptime kernel = KERNEL_WIDENING
     comptime lanes = LANES
+    comptime slice_bytes = L1_SLICE_BYTES
     comptime rows = CPU_TILE.rows
     comptime tiles = tiles_together(CPU_TILE.rows, CPU_TILE.panels)
     comptime single_rows = 0

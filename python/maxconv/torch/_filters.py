@@ -192,9 +192,11 @@ def pack_on_host(weight: Tensor, groups: int) -> Tensor:
     array = values.view(torch.int16).numpy() if kind == "bfloat16" else values.numpy()
     carried = array.view(CARRIERS.get(kind, array.dtype))
     packed = pack_values(carried, kind, _LAYOUTS[weight.dim() - 2], groups=groups)
-    # A copy: what PackedFilter holds is read-only, which PyTorch has no tensors for.
-    tensor = torch.from_numpy(packed.data.copy())
-    return tensor.view(torch.bfloat16) if weight.dtype == torch.bfloat16 else tensor
+    # PyTorch's memory begins at a cache line, numpy's does not: vectors of 512 bits would cross one.
+    tensor = torch.empty(packed.data.shape, dtype=weight.dtype)
+    bits = tensor.view(torch.int16) if kind == "bfloat16" else tensor
+    bits.numpy()[...] = packed.data
+    return tensor
 
 
 def _transpose(weight: Tensor) -> Tensor:
