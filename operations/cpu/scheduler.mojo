@@ -75,6 +75,17 @@ struct Schedule(ImplicitlyCopyable, Movable):
         self.workers = max(1, min(threads, tasks, products // task_products))
         self.scratch = ceildiv(scratch, line) * line
 
+    def some(self, tasks: Int) -> Self:
+        """A schedule of some of the tasks, by as many workers at most.
+
+        Args:
+            tasks: How many, at least 1.
+        """
+        var part = self
+        part.tasks = tasks
+        part.workers = min(self.workers, tasks)
+        return part
+
     @no_inline
     def run(self, tasks: Some[Tasks], pool: Some[Pool]) raises:
         """Runs every task.

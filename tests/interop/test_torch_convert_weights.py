@@ -21,6 +21,16 @@ from maxconv.torch import _filters
 pytestmark = pytest.mark.torch
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_packed_weights_begin_at_a_cache_line(dtype: torch.dtype) -> None:
+    # All are kept: memory that is freed would be given out again.
+    kept = [
+        _filters.pack_on_host(torch.zeros(filters, 16, 3, 3, dtype=dtype), 1)
+        for filters in range(16, 400, 16)
+    ]
+    assert [packed.data_ptr() % 64 for packed in kept] == [0] * len(kept)
+
+
 # Parametrizations -------------------------------------------------------------------------------
 
 NORMS: dict[str, Callable[[nn.Module], nn.Module]] = {

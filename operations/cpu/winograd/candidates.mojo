@@ -20,8 +20,10 @@ from .scheduler import (
     BLOCK_TILES,
     UNITS_AT_ONCE,
     Cut,
+    Rounds,
     TileGrid,
     position_depth,
+    round_panels,
     transformed_bytes,
 )
 from .transforms import MAX_TAPS, POSITIONS
@@ -58,9 +60,6 @@ wide first."""
 
 comptime INTEGER_OUTPUTS = 2.0
 """The same of sums, of which registers hold as many."""
-
-comptime MAX_FILTER_BYTES = 12 << 20
-"""Transformed filters of integers that stay in L3, which all tasks read."""
 
 comptime STEP_COST = 1500.0
 """Starting the threads a second time."""
@@ -126,8 +125,19 @@ struct Cuts(Candidates):
         return len(self.table)
 
     def refusal(self, index: Int) -> Optional[String]:
-        """See `Candidates`: transformed inputs stay in L3."""
-        return cache_refusal(self.problem, self.input, self.table[index])
+        """See `Candidates`: transformed inputs stay in L3, and so do the filters
+        of a round."""
+        ref cut = self.table[index]
+        var refusal = cache_refusal(self.problem, self.input, cut)
+        if refusal or cut.shares_input or cut.panels <= CPU_TILE.panels:
+            return refusal
+        var most = round_panels(self.problem, self.input, self.threads)
+        if cut.panels <= most:
+            return None
+        return String(
+            t"a task takes {cut.panels} filter panels; at most {most} are"
+            t" transformed in a round"
+        )
 
     def cost(self, index: Int) -> Float64:
         """See `Candidates`."""
@@ -209,15 +219,16 @@ def cut_cost(
             var reads = ceildiv(cut.panels, cut.panels_at_once)
             task += depth * tiles * READ_INPUT_COST * Float64(reads)
         preparation *= Float64(problem.panels()) * filter_cost
-    var tasks = (
-        problem.groups
-        * ceildiv(count, cut.tiles)
-        * ceildiv(problem.panels(), cut.panels)
-    )
+    var rounds = Rounds(problem, input, cut, threads)
+    var more = rounds.count() - 1
+    var tile_blocks = ceildiv(count, cut.tiles)
+    var last = rounds.blocks - more * rounds.round_blocks
+    var waves = more * ceildiv(rounds.round_blocks * tile_blocks, threads)
+    waves += ceildiv(last * tile_blocks, threads)
     return (
-        (STEP_COST if threads > 1 else 0.0)
+        (STEP_COST if threads > 1 else 0.0) * Float64(2 * more + 1)
         + Float64(problem.groups) * preparation / Float64(threads)
-        + task * Float64(ceildiv(tasks, threads))
+        + task * Float64(waves)
     )
 
 
@@ -257,13 +268,6 @@ def is_faster(problem: ConvProblem, input: DType, threads: Int) -> Bool:
     if not problem.has_outputs():
         return False
     if input.is_integral() and few_filters[Widening](problem, input) > 0:
-        return False
-    var filter = (
-        POSITIONS * position_depth(problem) * problem.groups * problem.panels()
-    ) * PANEL
-    if input.is_integral() and (
-        filter * transformed_bytes(input) > MAX_FILTER_BYTES
-    ):
         return False
     var steps = Float64(
         problem.groups * problem.gemm_m() * problem.panels() * problem.gemm_k()

@@ -1,11 +1,12 @@
 """The Winograd kernel of the CPU: the tasks of both steps.
 
-    transform the filter, or the input, which all tasks read
-    for each task, a block of output tiles by filter panels:
-        transform its inputs, or a slice of its filters
-        for each of the 16 positions:        a matrix product of its own
-            tiles by panels, summed over channels
-        transform the sums, epilogue, store
+    for each round, which is one unless the filter is large:
+        transform the filters of its panels, or the input, which all tasks read
+        for each task, a block of output tiles by filter panels:
+            transform its inputs, or a slice of its filters
+            for each of the 16 positions:        a matrix product of its own
+                tiles by panels, summed over channels
+            transform the sums, epilogue, store
 """
 
 from std.math import ceildiv
@@ -20,7 +21,7 @@ from ..epilogue import TileStore
 from ..pixel import Pixel
 from ..scheduler import Tasks
 from .mma import multiply_positions
-from .scheduler import FILTER_DEPTH, INPUT_TILES, WinogradPlan
+from .scheduler import FILTER_DEPTH, INPUT_TILES, Round, WinogradPlan
 from .transforms import (
     MAX_TAPS,
     MIN_TAPS,
@@ -52,6 +53,8 @@ struct WinogradParams[dtype: DType](ImplicitlyCopyable, Movable):
     var plan: WinogradPlan
     var shared: Writes[transformed_type(Self.dtype)]
     """The operand that is transformed first."""
+    var round: Round
+    """The panels of this round."""
 
 
 @fieldwise_init
@@ -67,17 +70,24 @@ struct Block(ImplicitlyCopyable, Movable):
     var panels: Int
 
     def __init__(
-        out self, problem: ConvProblem, plan: WinogradPlan, index: Int
+        out self,
+        problem: ConvProblem,
+        plan: WinogradPlan,
+        round: Round,
+        index: Int,
     ):
         """The block of a task, neighbouring tasks sharing filter panels.
 
         Args:
             problem: The convolution.
             plan: The cut.
-            index: From 0 to `plan.multiplication.tasks - 1`.
+            round: The round that the task is of.
+            index: Of the round's tasks.
         """
-        var rest, tile_block = divmod(index, plan.tile_blocks)
-        var group, panel_block = divmod(rest, plan.panel_blocks)
+        var place, tile_block = divmod(index, plan.tile_blocks)
+        var group, panel_block = divmod(
+            round.block + place, plan.rounds.group_blocks
+        )
         self.group = group
         self.tile = tile_block * plan.cut.tiles
         self.tiles = min(plan.cut.tiles, plan.grid.count() - self.tile)
@@ -225,14 +235,12 @@ struct FilterTasks[dtype: DType](Tasks):
     var params: WinogradParams[Self.dtype]
 
     def run(self, task: Int, scratch: Writes[DType.float32]):
-        ref problem = self.params.problem
         ref plan = self.params.plan
-        var panels = problem.groups * problem.panels()
-        var panel, part = divmod(task, plan.preparation.tasks // panels)
+        var panel, part = divmod(task, plan.parts)
         var begin = part * FILTER_DEPTH
         transform_filter(
             self.params,
-            panel,
+            self.params.round.panel + panel,
             begin,
             min(begin + FILTER_DEPTH, plan.depth),
             self.params.shared.unsafe_offset(
@@ -253,7 +261,7 @@ struct BlockTasks[dtype: DType](Tasks):
 
     def run(self, task: Int, scratch: Writes[DType.float32]):
         ref plan = self.params.plan
-        var block = Block(self.params.problem, plan, task)
+        var block = Block(self.params.problem, plan, self.params.round, task)
         comptime if not Self.dtype.is_integral():
             if plan.cut.shares_input:
                 _run_panels(self.params, block, scratch)
@@ -311,9 +319,8 @@ def _run_tiles[
     var end = block.panel + block.panels
     for panel in range(block.panel, end, plan.cut.panels_at_once):
         var panels = min(plan.cut.panels_at_once, end - panel)
-        var filter = params.shared.unsafe_offset(
-            (block.group * problem.panels() + panel) * plan.filter.elements()
-        )
+        var place = block.group * problem.panels() + panel - params.round.panel
+        var filter = params.shared.unsafe_offset(place * plan.filter.elements())
         multiply_positions(
             plan,
             block.tiles,

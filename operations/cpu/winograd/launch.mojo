@@ -154,11 +154,16 @@ struct Winograd[P: Pool](CpuKernel):
             problem,
             plan,
             memory.elements,
+            plan.rounds.round(0),
         )
         comptime if not dtype.is_integral():
             if plan.cut.shares_input:
                 plan.preparation.run(InputTasks(params), queue)
-        if not plan.cut.shares_input:
-            plan.preparation.run(FilterTasks(params), queue)
-        plan.multiplication.run(BlockTasks(params), queue)
+        for index in range(plan.rounds.count()):
+            params.round = plan.rounds.round(index)
+            if not plan.cut.shares_input:
+                var parts = params.round.panels * plan.parts
+                plan.preparation.some(parts).run(FilterTasks(params), queue)
+            var tasks = params.round.blocks * plan.tile_blocks
+            plan.multiplication.some(tasks).run(BlockTasks(params), queue)
         _ = memory^

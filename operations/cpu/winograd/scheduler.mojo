@@ -2,7 +2,8 @@
 
 One operand, input or filter, is transformed first, by all threads, into memory
 that they share. The tasks then take blocks of output tiles by filter panels, and
-transform their part of the other operand.
+transform their part of the other operand. A large filter is transformed in rounds,
+some panels at a time, which the tasks of the round take.
 """
 
 from std.math import ceildiv
@@ -34,6 +35,11 @@ comptime INPUT_TILES = 2
 comptime FILTER_DEPTH = 64
 """Products of a filter panel's slice that a task of the preparation transforms.
 """
+
+comptime ROUND_BYTES = 9 << 18
+"""Transformed filters of a round, for each thread and for two threads at least:
+little memory beside the operands, in L3 while all tasks read it, and with two
+threads 8 panels of 512 channels."""
 
 comptime MAX_INTEGER_PRODUCTS = MAX_PRODUCTS >> INTEGER_SCALE_BITS
 """Products of 8-bit integers whose scaled sum int32 holds whatever they are."""
@@ -138,6 +144,94 @@ struct Cut(ImplicitlyCopyable, Movable):
 
 
 @fieldwise_init
+struct Round(ImplicitlyCopyable, Movable):
+    """Blocks of filter panels that are transformed together, and multiplied."""
+
+    var block: Int
+    """The first, counted over all groups."""
+    var blocks: Int
+    var panel: Int
+    """The first panel, counted over all groups."""
+    var panels: Int
+
+
+@fieldwise_init
+struct Rounds(ImplicitlyCopyable, Movable):
+    """A cut of all groups' blocks of filter panels into rounds."""
+
+    var blocks: Int
+    """Of all rounds."""
+    var round_blocks: Int
+    """Of the largest round."""
+    var group_blocks: Int
+    """Of a group."""
+    var block_panels: Int
+    """Panels of the largest block."""
+    var group_panels: Int
+    """Panels of a group."""
+
+    def __init__(
+        out self, problem: ConvProblem, input: DType, cut: Cut, threads: Int
+    ):
+        """Cuts into rounds of about one size; into one, where the input is
+        shared.
+
+        Args:
+            problem: The convolution.
+            input: The type of activation and filter.
+            cut: The cut.
+            threads: How many threads there are.
+        """
+        self.block_panels = cut.panels
+        self.group_panels = problem.panels()
+        self.group_blocks = ceildiv(self.group_panels, cut.panels)
+        self.blocks = problem.groups * self.group_blocks
+        self.round_blocks = self.blocks
+        if not cut.shares_input:
+            var most = max(1, round_panels(problem, input, threads))
+            most = max(1, most // cut.panels)
+            var count = ceildiv(self.blocks, most)
+            self.round_blocks = ceildiv(self.blocks, count)
+
+    def count(self) -> Int:
+        """How many rounds there are."""
+        return ceildiv(self.blocks, self.round_blocks)
+
+    def most_panels(self) -> Int:
+        """Panels of the largest round, at most."""
+        return self.round_blocks * self.block_panels
+
+    def round(self, index: Int) -> Round:
+        """A round.
+
+        Args:
+            index: From 0 to `count() - 1`.
+        """
+        var block = index * self.round_blocks
+        var end = min(block + self.round_blocks, self.blocks)
+        var panel = self._panel(block)
+        return Round(block, end - block, panel, self._panel(end) - panel)
+
+    def _panel(self, block: Int) -> Int:
+        """The first panel of a block, counted over all groups."""
+        var group, place = divmod(block, self.group_blocks)
+        return group * self.group_panels + place * self.block_panels
+
+
+def round_panels(problem: ConvProblem, input: DType, threads: Int) -> Int:
+    """Panels whose transformed filters are no more than a round's.
+
+    Args:
+        problem: The convolution.
+        input: The type of activation and filter.
+        threads: How many threads there are.
+    """
+    var element = transformed_bytes(input)
+    var panel = Planes(position_depth(problem), PANEL, element)
+    return max(2, threads) * ROUND_BYTES // (panel.elements() * element)
+
+
+@fieldwise_init
 struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
     """A cut into tasks, and their schedules."""
 
@@ -148,7 +242,9 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
     var depth: Int
     """Products of a position: channels of a group by taps along d."""
     var tile_blocks: Int
-    var panel_blocks: Int
+    var rounds: Rounds
+    var parts: Int
+    """Tasks that transform a panel's filters."""
     var input: Planes
     """The transformed input: of all tiles of a group, or of a task's."""
     var filter: Planes
@@ -158,7 +254,9 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
     var own: Int
     """Float32 values of the operand that a task transforms, in its memory."""
     var preparation: Schedule
+    """Of all rounds."""
     var multiplication: Schedule
+    """Of all rounds."""
     var threads: Int
 
     def __init__(
@@ -190,8 +288,9 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
             tile_rows(cut.tiles), CPU_TILE.columns(), size_of[DType.float32]()
         )
         self.tile_blocks = ceildiv(self.grid.count(), cut.tiles)
-        self.panel_blocks = ceildiv(panels, cut.panels)
-        var first = problem.groups * panels * ceildiv(self.depth, FILTER_DEPTH)
+        self.rounds = Rounds(problem, input, cut, threads)
+        self.parts = ceildiv(self.depth, FILTER_DEPTH)
+        var first = problem.groups * panels * self.parts
         var own = self.input.elements()
         if cut.shares_input:
             first = problem.groups * ceildiv(tiles, INPUT_TILES)
@@ -203,7 +302,7 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         self.preparation = Schedule(problem, first, threads, 0)
         self.multiplication = Schedule(
             problem,
-            problem.groups * self.panel_blocks * self.tile_blocks,
+            self.rounds.blocks * self.tile_blocks,
             threads,
             self.own
             + ceildiv(cut.panels_at_once, CPU_TILE.panels)
@@ -211,14 +310,16 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         )
 
     def shared(self, problem: ConvProblem) -> Int:
-        """Elements of the operand that is transformed first.
+        """Elements of the operand that is transformed first: of a filter those
+        of a round.
 
         Args:
             problem: The convolution.
         """
         if self.cut.shares_input:
             return problem.groups * self.input.elements()
-        return problem.groups * problem.panels() * self.filter.elements()
+        var panels = problem.groups * problem.panels()
+        return min(panels, self.rounds.most_panels()) * self.filter.elements()
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes how the kernel runs.
@@ -229,9 +330,11 @@ struct WinogradPlan(ImplicitlyCopyable, Movable, Writable):
         var first = StaticString("filter")
         if self.cut.shares_input:
             first = "input"
+        var rounds = self.rounds.count()
+        var often = String(t" in {rounds} rounds") if rounds > 1 else String()
         writer.write(
             t"F({self.grid.extent}x{self.grid.extent},"
-            t" {self.taps}x{self.taps}), the {first} transformed first;"
+            t" {self.taps}x{self.taps}), the {first} transformed first{often};"
             t" register tile {CPU_TILE.rows} tiles x"
             t" {CPU_TILE.columns()} filters; {self.multiplication.tasks} tasks"
             t" of {min(self.cut.tiles, self.grid.count())} tiles x"

@@ -192,7 +192,7 @@ def pack_on_host(weight: Tensor, groups: int) -> Tensor:
     array = values.view(torch.int16).numpy() if kind == "bfloat16" else values.numpy()
     carried = array.view(CARRIERS.get(kind, array.dtype))
     packed = pack_values(carried, kind, _LAYOUTS[weight.dim() - 2], groups=groups)
-    # PyTorch's memory begins at a cache line, numpy's does not: vectors of 512 bits would cross one.
+    # PyTorch's memory begins at a cache line. In numpy's, vectors of 512 bits would cross lines.
     tensor = torch.empty(packed.data.shape, dtype=weight.dtype)
     bits = tensor.view(torch.int16) if kind == "bfloat16" else tensor
     bits.numpy()[...] = packed.data
