@@ -111,6 +111,23 @@ def test_the_largest_sums(checker: Checker, taps: int) -> None:
     assert "winograd" not in checker.check("extremes", line_of(deeper, *none))
 
 
+def test_winograd_cuts_large_filters_into_rounds(checker: Checker) -> None:
+    """Tasks of a quarter of these filters, as a thread's usually are, would be too large for one."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(3, 4),
+        channels=544,
+        filters=1040,
+        filter_size=(3, 3),
+        stride=(1, 1),
+        dilation=(1, 1),
+        pad_before=(1, 1),
+        pad_after=(1, 1),
+        groups=1,
+    )
+    assert "winograd" in checker.check("rounds", line_of(problem, *EPILOGUES[1]))
+
+
 @pytest.mark.parametrize("filters", [1, 2, 3, 4, 5, 33])
 def test_pixels_of_several_register_tiles(checker: Checker, filters: int) -> None:
     """Sums of several tiles are stored together; up to 4 filters have a tile of their own."""

@@ -151,6 +151,23 @@ def test_winograd_with_two_taps(
     assert "winograd" in check_everything(checker, "two_taps", problem)
 
 
+def test_winograd_transforms_large_filters_in_rounds(checker: Checker) -> None:
+    """The groups' panels are more than one round's, with any number of threads up to 3."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(3, 4),
+        channels=2 * 272,
+        filters=2 * 328,
+        filter_size=(3, 3),
+        stride=(1, 1),
+        dilation=(1, 1),
+        pad_before=(1, 1),
+        pad_after=(1, 1),
+        groups=2,
+    )
+    assert "winograd" in check_everything(checker, "rounds", problem)
+
+
 @pytest.mark.parametrize("size", [27, 28, 29, 56, 64])
 def test_image_rows_around_the_register_tile(checker: Checker, size: int) -> None:
     """Tiles in place, tiles at an edge and partial tiles meet in one row."""

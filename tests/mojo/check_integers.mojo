@@ -42,6 +42,7 @@ from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
 from operations.cpu.dot.arm import MatrixUnit
+from operations.conv.search import cheapest
 from operations.cpu.dot.candidates import Cuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
@@ -355,6 +356,9 @@ def check_winograd_cuts[
         return 0
     for threads in [1, 3, 16]:
         var cuts = WinogradCuts(p, expected.in_type, threads)
+        if cheapest(cuts).index < 0:
+            print("winograd: no cut is legal for", threads, "threads")
+            wrong += 1
         for index in range(cuts.count()):
             var value = Scalar[expected.out_type](
                 materialize[POISONS]()[index % 2]

@@ -61,12 +61,16 @@ wide first."""
 comptime INTEGER_OUTPUTS = 2.0
 """The same of sums, of which registers hold as many."""
 
+comptime MAX_FILTER_BYTES = 12 << 20
+"""Transformed filters of integers up to which this kernel is known to be
+faster."""
+
 comptime STEP_COST = 1500.0
 """Starting the threads a second time."""
 
 comptime MAX_PARTS = 4
 """Parts that filters are cut into at most, for each thread, where tasks
-transform inputs."""
+transform inputs; more if a part's filters are more than a round's."""
 
 comptime MARGIN = 1.2
 """How much faster than the implicit GEMM the model must find this kernel."""
@@ -96,11 +100,14 @@ struct Cuts(Candidates):
         self.table = List[Cut]()
         var tiles = TileGrid(problem).count()
         var units = ceildiv(problem.panels(), CPU_TILE.panels)
+        # As many as a round's filters ask for, at least.
+        var fit = round_panels(problem, input, threads) // CPU_TILE.panels
+        var most_parts = max(MAX_PARTS * threads, ceildiv(units, max(1, fit)))
         var most = BLOCK_TILES
         while most >= CPU_TILE.rows:
             var block = _even_block(tiles, most)
             var last = 0
-            for parts in range(1, min(units, MAX_PARTS * threads) + 1):
+            for parts in range(1, min(units, most_parts) + 1):
                 if ceildiv(units, parts) != last:
                     last = ceildiv(units, parts)
                     self._append(False, block, last)
@@ -268,6 +275,13 @@ def is_faster(problem: ConvProblem, input: DType, threads: Int) -> Bool:
     if not problem.has_outputs():
         return False
     if input.is_integral() and few_filters[Widening](problem, input) > 0:
+        return False
+    var filter = (
+        POSITIONS * position_depth(problem) * problem.groups * problem.panels()
+    ) * PANEL
+    if input.is_integral() and (
+        filter * transformed_bytes(input) > MAX_FILTER_BYTES
+    ):
         return False
     var steps = Float64(
         problem.groups * problem.gemm_m() * problem.panels() * problem.gemm_k()
