@@ -112,7 +112,7 @@ def test_the_largest_sums(checker: Checker, taps: int) -> None:
 
 
 def test_winograd_cuts_large_filters_into_rounds(checker: Checker) -> None:
-    """Tasks of a quarter of these filters, as a thread's usually are, would be too large for one."""
+    """A quarter of these filters, a task's usual share, would be too large for a round."""
     problem = ConvProblem(
         batch=1,
         input_size=(3, 4),

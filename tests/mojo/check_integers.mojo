@@ -39,10 +39,10 @@ from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.quantization import Quantization
 from operations.conv.kernel import kernel_name
 from operations.conv.registry import ALL_KERNELS
+from operations.conv.search import cheapest
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
 from operations.cpu.dot.arm import MatrixUnit
-from operations.conv.search import cheapest
 from operations.cpu.dot.candidates import Cuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
