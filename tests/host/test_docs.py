@@ -1,5 +1,6 @@
 """Links, commands and programs of the documents work; the README is short and quotes one record."""
 
+import functools
 import importlib.util
 import json
 import re
@@ -183,14 +184,20 @@ def _pixi(words: Sequence[str]) -> str | None:
     return "pixi.toml has no such task"
 
 
+@functools.cache
+def _help_fails(script: str) -> str | None:
+    """What a script says instead of what it takes, or None; one imports MAX's own models first."""
+    command = [sys.executable, str(ROOT / script), "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.stderr if ended.returncode else None
+
+
 def _python(words: Sequence[str]) -> str | None:
     if words[0] != "-m":
         # A script says what it takes, so it at least starts.
         if wrong := _paths_exist(words[:1]) or (ROOT / words[0]).suffix != ".py":
             return f"{words[0]} is no script ({wrong})"
-        script = [sys.executable, str(ROOT / words[0]), "--help"]
-        ended = subprocess.run(script, capture_output=True, text=True, check=False)
-        return ended.stderr if ended.returncode else _paths_exist(words[1:])
+        return _help_fails(words[0]) or _paths_exist(words[1:])
     module, arguments = words[1], words[2:]
     if module == "maxconv":
         return _command_line(arguments)

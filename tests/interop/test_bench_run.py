@@ -58,6 +58,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.torch
 def test_every_convolution_of_a_call_reads_its_own_input() -> None:
     # What read another's input could be computed once for all, and the time divided by eight.
