@@ -15,6 +15,7 @@ import pytest
 from maxconv import _cli as cli
 from maxconv import _tuned as tuned
 from maxconv._fields import DOT_KERNELS, Kernel, Precision
+from maxconv._machine import cpu_features
 from maxconv._problems import parse_problem
 from maxconv._tuned import FILE_VARIABLE, TABLE_VARIABLE, derived, text_of
 from maxconv._tuned_table import (
@@ -42,6 +43,8 @@ SQUARE = parse_problem("1x12x12x64:64x3x3")
 POINT = parse_problem("1x8x8x32:64x1x1")
 #: The kernel that rows are of, unless a test says another.
 KERNEL = "implicit_gemm"
+#: Pixels of a CPU's register tile, of which Winograd's blocks are multiples.
+TILE_ROWS = 14 if "avx512f" in cpu_features() else 6
 #: Cuts that dispatch does not choose, as ``CUT_FIELDS`` names their numbers.
 CUTS = {SQUARE: (0, 4, 2, 1, 1, 144), POINT: (0, 4, 3, 1, 1, 16)}
 #: One that dispatch gives to the implicit GEMM, and that Winograd's kernel takes.
@@ -205,7 +208,7 @@ def test_rows_have_the_fields_of_the_kernel(space: Space) -> None:
     assert {"implicit_gemm", "winograd", "depthwise", "grouped", "few_filters"} <= found
     assert found & {"widening", *(kernel.name.lower() for kernel in DOT_KERNELS)}
     assert space.kernel.name.lower() == KERNEL
-    assert configuration_in([row(SMALL, (0, 6, 1, 1, 16), "winograd")], space, HERE) is None
+    assert configuration_in([row(SMALL, (0, TILE_ROWS, 1, 1, 16), "winograd")], space, HERE) is None
     assert configuration_in([row(POINT), row()], space, HERE) == row().configuration
     assert configuration_in([row(threads=2)], space, HERE) is None
 
@@ -349,7 +352,7 @@ def test_the_library_runs_what_was_tuned(untuned: list[list[str]], tmp_path: Pat
 def test_a_row_may_name_another_kernel(untuned: list[list[str]], tmp_path: Path) -> None:
     assert [kernel for kernel, _, _ in untuned[4:]] == [KERNEL, KERNEL, "depthwise"]
     table = tmp_path / "tuned.yaml"
-    rows = [row(SMALL, (0, 6, 1, 1, 16), "winograd", **ours())]
+    rows = [row(SMALL, (0, TILE_ROWS, 1, 1, 16), "winograd", **ours())]
     write_table(table, [*rows, row(DEEP, (1, 2, 8), "depthwise", **ours())])
     found, told = probe(table)
     assert told == ""
@@ -362,7 +365,7 @@ def test_a_row_may_name_another_kernel(untuned: list[list[str]], tmp_path: Path)
     assert found[6][1] == f"tuned: {untuned[6][1]}"
     assert found[6][2] == ""
     # Of a kernel that does not take the problem.
-    write_table(table, [row(DEEP, (0, 6, 1, 1, 16), "winograd", **ours())])
+    write_table(table, [row(DEEP, (0, TILE_ROWS, 1, 1, 16), "winograd", **ours())])
     assert probe(table) == (untuned, "")
 
 

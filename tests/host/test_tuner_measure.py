@@ -431,7 +431,8 @@ def test_the_command_searches_every_kernel_that_may_be_faster(
     assert cli.main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1x8x8x16:16x3x3 on implicit_gemm: 4 trials; ")
-    assert lines[1].startswith("1x8x8x16:16x3x3 on winograd: 3 trials; ")
+    # Its space is small: with AVX-512 smaller than its share of the budget.
+    assert re.match("1x8x8x16:16x3x3 on winograd: [23] trials; ", lines[1])
     with Records(path, this_environment()) as records:
         found = records.confirmations("cpu")
     assert [confirmation.tuned for confirmation in found] == ["implicit_gemm", "winograd"]
