@@ -188,8 +188,8 @@ struct Rounds(ImplicitlyCopyable, Movable):
         self.blocks = problem.groups * self.group_blocks
         self.round_blocks = self.blocks
         if not cut.shares_input:
-            var most = max(1, round_panels(problem, input, threads))
-            most = max(1, most // cut.panels)
+            var fit = round_panels(problem, input, threads)
+            var most = max(1, fit // cut.panels)
             var count = ceildiv(self.blocks, most)
             self.round_blocks = ceildiv(self.blocks, count)
 
