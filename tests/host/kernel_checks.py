@@ -17,6 +17,9 @@ from maxconv._fields import Activation, Layout
 from maxconv._machine import cpu_features
 from maxconv._problem import ConvProblem
 
+#: Whether the CPU has it, which makes its register tile larger and its spaces of cuts smaller.
+AVX512 = "avx512f" in cpu_features()
+
 PROGRAMS = Path(__file__).parent.parent / "mojo"
 
 MAX_PRODUCTS = 2_000_000
@@ -33,10 +36,10 @@ EPILOGUES = (
 
 FEATURES = {
     "amx": {"bfloat16": "amx_bf16", "float16": "amx_fp16", "int8": "amx_int8"},
+    "mmla": {"bfloat16": "bf16", "int8": "i8mm"},
     "avx512_bf16": {"bfloat16": "avx512_bf16"},
     "avx512_vnni": {"int8": "avx512_vnni"},
     "avx_vnni": {"int8": "avx_vnni"},
-    "mmla": {"bfloat16": "bf16", "int8": "i8mm"},
 }
 """Kernels of instructions that not every CPU has, in the registry's order, and the names of those
 by the type that they multiply."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests import ptx
+from tests.host.kernel_checks import AVX512
 
 from maxconv import _library as library
 from maxconv._fields import SEVERAL, Kernel, Precision
-from maxconv._machine import cpu_features
 from maxconv._problem import ConvProblem
 from maxconv._signature import known_problem, known_to_cpu
 
@@ -28,7 +28,7 @@ FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
 
 #: What multiplies dot products of bfloat16, in an op that this machine compiles.
 DOT_PRODUCTS = {Kernel.AMX} if platform.machine() == "x86_64" else set()
-DOT_PRODUCTS |= {Kernel.AVX512_BF16} if "avx512f" in cpu_features() else set()
+DOT_PRODUCTS |= {Kernel.AVX512_BF16} if AVX512 else set()
 
 #: Storage types of input and output.
 HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")

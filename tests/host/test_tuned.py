@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.host.kernel_checks import AVX512
 
 from maxconv import _cli as cli
 from maxconv import _tuned as tuned
 from maxconv._fields import DOT_KERNELS, Kernel, Precision
-from maxconv._machine import cpu_features
 from maxconv._problems import parse_problem
 from maxconv._tuned import FILE_VARIABLE, TABLE_VARIABLE, derived, text_of
 from maxconv._tuned_table import (
@@ -44,7 +44,7 @@ POINT = parse_problem("1x8x8x32:64x1x1")
 #: The kernel that rows are of, unless a test says another.
 KERNEL = "implicit_gemm"
 #: Pixels of a CPU's register tile, of which Winograd's blocks are multiples.
-TILE_ROWS = 14 if "avx512f" in cpu_features() else 6
+TILE_ROWS = 14 if AVX512 else 6
 #: Cuts that dispatch does not choose, as ``CUT_FIELDS`` names their numbers.
 CUTS = {SQUARE: (0, 4, 2, 1, 1, 144), POINT: (0, 4, 3, 1, 1, 16)}
 #: One that dispatch gives to the implicit GEMM, and that Winograd's kernel takes.
