@@ -19,7 +19,6 @@ from .nvidia.limits import (
 )
 from .nvidia.pipeline.barrier import BARRIER_BYTES
 from .nvidia.pipeline.chunks import CHUNK_BYTES
-from .nvidia.pipeline.exchange import QUAD
 from .nvidia.sm90.gemm.config import (
     COPIED_BYTES,
     ENTRY_BYTES,
@@ -28,7 +27,7 @@ from .nvidia.sm90.gemm.config import (
     SPLIT_COUNTS,
     SUM_BYTES,
     Sm90Config,
-    shared_accumulators,
+    received_blocks,
 )
 from .nvidia.sm90.gemm.epilogue_config import (
     HALF_BYTES,
@@ -145,12 +144,11 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
         facts.add("max_cluster", MAX_CLUSTER)
         facts.add("max_split_k", MAX_SPLIT_K)
         facts.add("splits", [count for count in materialize[SPLIT_COUNTS]()])
-        facts.add("quad", QUAD)
         facts.add(
-            "shared_accumulators",
+            "received_blocks",
             [
-                shared_accumulators(quads * QUAD)
-                for quads in range(_most_accumulators(1, 0) // QUAD + 1)
+                received_blocks(blocks)
+                for blocks in range(2 * MAX_MMA_N // MATRIX_ROWS + 1)
             ],
         )
         facts.add("subtile_filters", SUBTILE_FILTERS)

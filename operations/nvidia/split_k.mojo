@@ -1,7 +1,7 @@
 """Split-K: blocks of a cluster share a tile, and each sums some of its steps.
 
-How the blocks add up their sums is a generation's: by turns through shared
-memory (`sm90.gemm.split_k`), or sub-tile by sub-tile (`sm100.split_k`).
+Each block adds up, and stores, some of the tile's sub-tiles. How it gets the
+others' sums is a generation's (`sm90.gemm.split_k`, `sm100.split_k`).
 """
 
 from ..conv.divisor import Divisor

@@ -13,6 +13,7 @@ from tests.emulated.convolution import (
     HEIGHT,
     ODD,
     POINTWISE,
+    SPLITS,
     WIDTH,
     Gathered,
     Kernel,
@@ -104,9 +105,15 @@ def paired(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int]]
 
 
 @pytest.fixture(scope="session")
-def split(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
-    """Candidates whose blocks share a tile's sum, each for each number of ``SPLITS``."""
-    return launches(tmp_path_factory, "split")
+def split(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, int, bool]]:
+    """Candidates whose blocks share a tile's sum, each for each number of ``SPLITS``.
+
+    Each is launched bare, and with SiLU and a residual.
+    """
+    kernels = launches(tmp_path_factory, "split")
+    ways = [(count, fused) for count in SPLITS for fused in (False, True)]
+    ways *= len(kernels) // len(ways)
+    return [(kernel, *way) for kernel, way in zip(kernels, ways, strict=True)]
 
 
 @pytest.fixture(scope="session")

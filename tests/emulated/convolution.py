@@ -26,7 +26,7 @@ NARROW = 24
 #: Filters that are no whole pieces of 16 bytes: less than one, of one tile, of two, of three.
 ODD = 5, 13, 60, 71, 129
 #: Blocks that share a tile's sum.
-SPLITS = 2, 3
+SPLITS = 2, 3, 5
 #: What stands for the pointers in the parameters (``tests/mojo/emit_emulated.mojo``).
 OUTPUT, BIAS, RESIDUAL = 0x1111 << 48, 0x2222 << 48, 0x3333 << 48
 #: What residuals are multiplied with.

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.emulated.convolution import (
+    FILTERS,
     GATHERED,
     NARROW,
     SPLITS,
@@ -177,29 +178,29 @@ def convolves(kernel: Kernel, filters: int, seed: int, *, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.extended)])
-def test_hopper_kernel_shares_sums(split: list[Kernel], seed: int) -> None:
-    operands = Operands.random(seed)
-    for kernel, count in zip(split, len(split) // len(SPLITS) * SPLITS, strict=True):
+def test_hopper_kernel_shares_sums(split: list[tuple[Kernel, int, bool]], seed: int) -> None:
+    """Each block stores its own part, with what is fused behind it."""
+    for kernel, count, fused in split:
         assert kernel.cluster == count
-        assert np.array_equal(run(kernel, operands, seed), operands.expected()), kernel.index
+        convolves(kernel, FILTERS, seed, fused=fused)
 
 
 @pytest.mark.parametrize(
-    ("wait", "counted"), [(0, "the rings are free"), (1, "shares"), (2, "sums")]
+    ("index", "wait", "counted"),
+    [(20, 0, "the rings are free"), (20, 1, "shares"), (9, 1, "shares in memory of their own")],
 )
 def test_sums_that_are_not_waited_for_are_found_out(
-    split: list[Kernel], wait: int, counted: str
+    split: list[tuple[Kernel, int, bool]], index: int, wait: int, counted: str
 ) -> None:
     """One of the exchange's waits passes at once: another block's bytes may not have come."""
-    kernel = split[0]
+    kernel = next(k for k, _, fused in split if k.index == index and not fused)
     start = kernel.ptx.index("st.async")
     waits = list(re.finditer(r"mbarrier\.try_wait\.parity[^;]*;", kernel.ptx))
-    chosen = [m for m in waits if m.start() > start][wait - 1] if wait else [
-        m for m in waits if m.start() < start
-    ][-1]  # fmt: skip
+    before = [m for m in waits if m.start() < start]
+    chosen = waits[len(before) - 1 + wait]
     passed = "setp.eq.u32 complete, 0, 0;"
     changed = kernel.ptx[: chosen.start()] + passed + kernel.ptx[chosen.end() :]
-    operands = Operands.random(0)
+    operands = Operands.random(0, odd=FILTERS)
     with pytest.raises(EmulatorError):
         for seed in range(8):
             found = run(kernel, operands, seed, changed)

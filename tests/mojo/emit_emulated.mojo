@@ -59,11 +59,11 @@ from operations.tuning_sm90 import gemm_config
 comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
 
-comptime ROW_STORES = [26, 28, 25]
+comptime ROW_STORES = [30, 32, 29]
 """Candidates whose threads store rows of what TMA loads: whole ones, a warp's
 filters, and the same of tiles without a halo."""
 
-comptime GATHERED = [22, 23, 24]
+comptime GATHERED = [26, 27, 28]
 """Candidates whose threads load: of whole tiles, in turns, by one consumer."""
 
 comptime GATHERED_CHANNELS = [13, 70, 131]
@@ -86,12 +86,13 @@ comptime PAIRED = CANDIDATES
 store rows. The convolution of one tap has an odd number of tiles for two
 clusters."""
 
-comptime SPLIT = [9, 20, 21]
+comptime SPLIT = [9, 20, 21, 22]
 """Candidates whose blocks share a tile's sum; no other case's. The consumers
-share its filters, its pixels, and its filters."""
+share its filters, its pixels, and its filters; there is one. The rings serve the
+exchange of the second and third."""
 
-comptime SPLITS = [2, 3]
-"""How many of them."""
+comptime SPLITS = [2, 3, 5]
+"""How many of them: the last are more than there are sub-tiles of some."""
 
 comptime UPSAMPLED = 7
 """A candidate that stores pixels of an enlarged image; no other case's."""
@@ -296,6 +297,20 @@ def emit_fused[
     """Writes a candidate, and prints what its launches pass: bare, and with SiLU
     and a residual."""
     emit_kernel[index, Output]()
+    print_fused[index](kind, problem, output, has_bias)
+
+
+def print_fused[
+    index: Int, Output: OutputTarget
+](
+    kind: StaticString,
+    problem: ConvProblem,
+    output: Output,
+    has_bias: Bool,
+    split_k: Int = 1,
+) raises:
+    """Prints what a candidate's launches pass: bare, and with SiLU and a residual.
+    """
     for silu in [False, True]:
         print_launch[index](
             kind,
@@ -303,6 +318,7 @@ def emit_fused[
             output,
             has_bias,
             MULTIPROCESSORS,
+            split_k,
             has_residual=silu,
             activation=ACTIVATION_SILU if silu else ACTIVATION_NONE,
         )
@@ -324,6 +340,7 @@ def main() raises:
     var pointwise = problem_of(
         POINTWISE * height, width, channels, POINTWISE * filters, 1
     )
+    var tall = problem_of(POINTWISE * height, width, channels, filters, 3)
     var narrow = problem_of(height, width, NARROW, filters, 3)
     var upsampled = problem_of(height, width, channels, filters, 2)
     var output = in_memory()
@@ -417,9 +434,7 @@ def main() raises:
         emit_kernel[index, Output]()
         comptime for j in range(len(SPLITS)):
             comptime count = materialize[SPLITS]()[j]
-            print_launch[index](
-                "split", problem, output, has_bias, MULTIPROCESSORS, count
-            )
+            print_fused[index]("split", tall, output, has_bias, count)
     var large = enlarged(upsampled)
     emit_kernel[UPSAMPLED, type_of(large)]()
     print_launch[UPSAMPLED](

@@ -167,7 +167,7 @@ def _rows(
 comptime HALO_64 = _rows((256, 64), (3, 8, 3), cooperative=False, halo=8)
 """In turns, for 64 filters and stride 1 along w."""
 
-comptime HALO_64_CORRECTION = 0.95
+comptime HALO_64_CORRECTION = 0.945
 """Of its model, aligned or not."""
 
 comptime HALO_STATIONARY = _rows(
@@ -180,7 +180,7 @@ comptime HALO_STATIONARY = _rows(
 )
 """The same, for filters of few stages."""
 
-comptime HALO_STATIONARY_CORRECTION = 0.954
+comptime HALO_STATIONARY_CORRECTION = 0.945
 """Of its model, aligned or not."""
 
 comptime HALO_SPLIT = _rows(
@@ -192,7 +192,7 @@ comptime HALO_SPLIT = _rows(
 )
 """For few tiles with stride 1 along w."""
 
-comptime HALO_SPLIT_CORRECTION = 0.92
+comptime HALO_SPLIT_CORRECTION = 0.914
 """Of its model, aligned or not."""
 
 comptime PING_PONG_128 = _rows((128, 128), (5, 5, 4), cooperative=False)
@@ -226,27 +226,27 @@ def _aligned_candidates() -> List[Candidate]:
             other_outputs=True,
         ),
         Candidate(
-            _rows((256, 128), (4, 4, 2), cluster=PAIR_M), correction=1.01
+            _rows((256, 128), (4, 4, 2), cluster=PAIR_M), correction=0.912
         ),
         Candidate(
             _rows((224, 128), (4, 4, 6), cluster=PAIR_N, subtile_pixels=32),
-            correction=0.924,
+            correction=0.946,
         ),
         Candidate(
             _rows((192, 128), (5, 5, 3), subtile_pixels=32),
             other_inputs=True,
             other_outputs=True,
-            correction=0.913,
+            correction=0.909,
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), subtile_pixels=32),
             other_inputs=True,
             other_outputs=True,
-            correction=0.951,
+            correction=0.961,
         ),
         Candidate(
             _rows((96, 128), (7, 7, 3), cluster=PAIR_N, subtile_pixels=32),
-            correction=1.05,
+            correction=1.011,
         ),
         Candidate(
             HALO_64,
@@ -256,17 +256,26 @@ def _aligned_candidates() -> List[Candidate]:
         ),
         Candidate(HALO_STATIONARY, correction=HALO_STATIONARY_CORRECTION),
         Candidate(
-            _rows((64, 64), (8, 8, 4), consumers=1, cluster=SPLIT_K),
+            _rows(
+                (64, 64),
+                (8, 8, 4),
+                consumers=1,
+                cluster=SPLIT_K,
+                subtile_pixels=32,
+            ),
             other_inputs=True,
             other_outputs=True,
-            correction=0.923,
+            correction=0.972,
         ),
-        Candidate(_rows((64, 128), (8, 8, 2), cluster=SPLIT_K), correction=1),
+        Candidate(
+            _rows((64, 128), (6, 6, 4), cluster=SPLIT_K, subtile_pixels=16),
+            correction=1.001,
+        ),
         Candidate(PING_PONG_128, half_inputs=False, other_inputs=True),
         Candidate(HALO_SPLIT, correction=HALO_SPLIT_CORRECTION),
         Candidate(
             _rows((128, 160), (5, 5, 2), cooperative=False, swapped=False),
-            correction=1.02,
+            correction=1.064,
         ),
         Candidate(
             _rows(
@@ -275,18 +284,18 @@ def _aligned_candidates() -> List[Candidate]:
                 cooperative=False,
                 subtile_pixels=32,
             ),
-            correction=1.03,
+            correction=1.006,
         ),
         Candidate(
             _rows((160, 128), (5, 5, 3), cooperative=False, subtile_pixels=32),
-            correction=0.988,
+            correction=0.986,
         ),
         Candidate(
-            _rows((128, 64), (7, 7, 3), cooperative=False), correction=0.963
+            _rows((128, 64), (7, 7, 3), cooperative=False), correction=0.941
         ),
         Candidate(
             _rows((96, 64), (9, 9, 4), cooperative=False, subtile_pixels=32),
-            correction=1.07,
+            correction=1.051,
         ),
         Candidate(
             _rows(
@@ -296,21 +305,43 @@ def _aligned_candidates() -> List[Candidate]:
                 consumers=1,
                 swapped=False,
             ),
-            correction=0.867,
+            correction=0.823,
         ),
         Candidate(
-            _rows((80, 128), (8, 8, 4), subtile_pixels=16), correction=1.01
+            _rows((80, 128), (8, 8, 4), subtile_pixels=16), correction=0.988
         ),
         Candidate(
             _rows((112, 128), (6, 6, 5), subtile_pixels=16), correction=0.918
         ),
         Candidate(
-            _rows((128, 64), (8, 8, 3), subtile_pixels=32, cluster=SPLIT_K),
-            correction=1,
+            _rows((128, 64), (8, 8, 3), subtile_pixels=16, cluster=SPLIT_K),
+            correction=1.125,
         ),
         Candidate(
             _rows((128, 128), (6, 6, 3), subtile_pixels=32, cluster=SPLIT_K),
-            correction=0.949,
+            correction=1.049,
+        ),
+        Candidate(
+            _rows(
+                (64, 64),
+                (8, 8, 4),
+                consumers=1,
+                subtile_pixels=16,
+                cluster=SPLIT_K,
+            ),
+            correction=1.027,
+        ),
+        Candidate(
+            _rows((96, 128), (5, 5, 3), subtile_pixels=16, cluster=SPLIT_K),
+            correction=1.016,
+        ),
+        Candidate(
+            _rows((256, 128), (4, 4, 4), subtile_pixels=32, cluster=SPLIT_K),
+            correction=0.893,
+        ),
+        Candidate(
+            _rows((160, 128), (5, 5, 3), subtile_pixels=32),
+            correction=0.929,
         ),
     ]
 
@@ -320,7 +351,13 @@ def _unaligned_candidates() -> List[Candidate]:
     output's alone that are not."""
     return [
         Candidate(
-            _rows((128, 128), (2, 2, 2), cluster=SPLIT_K, gathers=True),
+            _rows(
+                (128, 128),
+                (2, 2, 2),
+                cluster=SPLIT_K,
+                gathers=True,
+                subtile_pixels=32,
+            ),
             other_inputs=True,
             other_outputs=True,
         ),
@@ -335,6 +372,7 @@ def _unaligned_candidates() -> List[Candidate]:
                 cluster=SPLIT_K,
                 consumers=1,
                 gathers=True,
+                subtile_pixels=32,
             ),
             other_inputs=True,
             other_outputs=True,
@@ -372,7 +410,7 @@ def _tuned_candidates() -> List[Candidate]:
         Candidate(rows, only_tuned=True),
         Candidate(
             _rows(
-                (128, 64), (8, 8, 3), cluster=SPLIT_K, halo=8, subtile_pixels=32
+                (128, 64), (6, 6, 3), cluster=SPLIT_K, halo=8, subtile_pixels=16
             ),
             only_tuned=True,
         ),

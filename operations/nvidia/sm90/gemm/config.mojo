@@ -9,6 +9,7 @@ from std.collections import Optional
 from std.math import ceildiv
 from std.utils import IndexList
 
+from ....conv.memory import element_bytes
 from ...im2col.traversal import ROW_BYTES
 from ...limits import (
     MAX_BOX,
@@ -21,7 +22,6 @@ from ...limits import (
 )
 from ...pipeline.barrier import BARRIER_BYTES
 from ...pipeline.chunks import CHUNK_BYTES
-from ...pipeline.exchange import QUAD
 from ...split_k import MAX_SPLIT_K
 from ..wgmma import MMA_M
 from .epilogue_config import SUBTILE_FILTERS, EpilogueConfig
@@ -51,19 +51,17 @@ comptime SPLIT_COUNTS = [1, 2, 3, 4, 5, 6, MAX_SPLIT_K]
 multiprocessors of a device as eight, which add up less each."""
 
 
-def shared_accumulators(accumulators: Int) -> Int:
-    """What a thread may be sent of all blocks that share a tile, itself among
-    them: as much of each as its share, which is in quads and may be a quad more
-    than others'.
+def received_blocks(blocks: Int) -> Int:
+    """Blocks of pixels that a thread block may be sent of the others that share a
+    tile: as many of each as it stores, which may be one more than others store.
 
     Args:
-        accumulators: Of a thread.
+        blocks: Of pixels, of a consumer's part of a tile.
     """
-    var quads = accumulators // QUAD
     var most = 0
     comptime for count in SPLIT_COUNTS:
-        most = max(most, ceildiv(quads, count) * count)
-    return most * QUAD
+        most = max(most, ceildiv(blocks, count) * (count - 1))
+    return most
 
 
 @fieldwise_init
@@ -264,9 +262,9 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         return self.buffers_bytes() + self.ends_bytes()
 
     def exchange_barriers(self) -> Int:
-        """Barriers of `split_k.SplitExchange`: one of the block, and two of
+        """Barriers of `split_k.SplitExchange`: one of the block, and one of
         each consumer."""
-        return 1 + 2 * self.consumers if self.splits() else 0
+        return 1 + self.consumers if self.splits() else 0
 
     def ring_barriers(self) -> Int:
         """Barriers of the rings: of activations, of filters, and of each
@@ -477,17 +475,35 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 )
         return self._refused_split()
 
-    def share_bytes(self) -> Int:
-        """Bytes in which a consumer has its share of all blocks' accumulators.
-        """
-        var most = shared_accumulators(self.accumulators())
-        return most * WARPGROUP * SUM_BYTES
-
     def exchange_bytes(self) -> Int:
-        """Bytes that blocks exchange of a tile that they share, where the rings
-        were: shares and sums of every consumer's accumulators."""
-        var sums = self.accumulators() * WARPGROUP * SUM_BYTES
-        return self.consumers * (self.share_bytes() + sums)
+        """Bytes that blocks exchange of a tile that they share: of every
+        consumer, the other blocks' sums of the sub-tiles that one stores.
+        Outputs of 4 bytes are cut finer and take no more."""
+        var pixels = self.epilogue.output_tile_shape[0]
+        var blocks = received_blocks(self.consumer_pixels() // pixels)
+        var sums = blocks * pixels * self.consumer_filters()
+        return self.consumers * sums * SUM_BYTES
+
+    def separate_exchange_bytes(self, visitor_bytes: Int) -> Int:
+        """Bytes that a block has for the exchange alone; 0: the rings serve, once
+        every block has read its own.
+
+        Args:
+            visitor_bytes: Of the block, for visitors.
+        """
+        var bytes = self.exchange_bytes()
+        var left = MAX_SHARED_BYTES - self.shared_bytes() - visitor_bytes
+        return bytes if self.splits() and bytes <= left else 0
+
+    def own_pixels(self, split_k: Int, out_type: DType) -> Int:
+        """Pixels of a consumer's part of a tile that a block stores, at most.
+
+        Args:
+            split_k: Blocks that share the tile.
+            out_type: Of the output.
+        """
+        var pixels = self.epilogue.pixels(element_bytes(out_type))
+        return ceildiv(self.consumer_pixels() // pixels, split_k) * pixels
 
     def _refused_split(self) -> Optional[String]:
         """Why blocks cannot share a tile so, or None."""
@@ -501,11 +517,6 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"cluster_shape: blocks along K exchange"
                 t" {self.exchange_bytes()} bytes, but the rings have"
                 t" {self.loads_bytes()}"
-            )
-        if self.splits() and self.accumulators() < QUAD * k:
-            return String(
-                t"cluster_shape: {k} blocks along K cannot each add up"
-                t" {QUAD} of {self.accumulators()} accumulators"
             )
         return None
 

@@ -2,9 +2,10 @@
 -> rounded to the output's type in shared memory -> output.
 
     loader, a warp a consumer:       for each of the consumer's tiles, for each
-                                     sub-tile: fill a buffer with the residual;
-                                     one thread where TMA does it
-    consumer:                        for each sub-tile: wait for the residual;
+                                     of its sub-tiles that this block stores:
+                                     fill a buffer with the residual; one thread
+                                     where TMA does it
+    consumer:                        for each of them: wait for the residual;
                                      visit the values; write them to a buffer;
                                      store it
 """
@@ -52,6 +53,7 @@ from .epilogue_rows import RowStore
 from .epilogue_unaligned_rows import UnalignedRowStore, is_unaligned
 from .epilogue_values import select_values, values_of
 from .mma import Accumulators
+from .split_k import OwnSubtiles
 
 
 struct CollectiveEpilogue[
@@ -136,6 +138,8 @@ struct CollectiveEpilogue[
     var place: Self.ThreadPlace
     var count: UInt32
     """Sub-tiles that have been visited."""
+    var own: OwnSubtiles
+    """Those of the tile that this block stores."""
 
     @staticmethod
     def visitor_bytes() -> Int:
@@ -166,6 +170,7 @@ struct CollectiveEpilogue[
         )
         self.memory = memory
         self.count = 0
+        self.own = OwnSubtiles(0, 0)
 
     # The loader.
 
@@ -190,9 +195,9 @@ struct CollectiveEpilogue[
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """Fills buffers with the residual of the consumer's part of a tile.
-        One thread, or the warp if it `loads_with_warp`; only if the visitor has
-        a residual.
+        """Fills buffers with the residual of the sub-tiles that this block
+        stores of the consumer's part of a tile. One thread, or the warp if it
+        `loads_with_warp`; only if the visitor has a residual.
 
         Args:
             map: The residual's descriptor, `[N*P, Q, K]`, im2col, if one thread
@@ -249,8 +254,8 @@ struct CollectiveEpilogue[
         geometry: TileGeometry,
         tile: Tile,
     ):
-        """Stores a consumer's part of a tile, of one group; what lies beyond
-        the output is dropped.
+        """Stores the sub-tiles of a consumer's part of a tile, of one group, that
+        are this block's own; what lies beyond the output is dropped.
 
         Args:
             map: The output's descriptor.
@@ -260,6 +265,10 @@ struct CollectiveEpilogue[
             geometry: The problem.
             tile: The consumer's part; its `pixel` is the consumer's first.
         """
+        self.own = OwnSubtiles.of[Self.config, Self.subtiles](geometry, tile)
+        comptime if Self.config.splits():
+            if self.own.count == 0:
+                return
         var state = begun
         comptime if Self.takes_sums:
             self._store_plain(map, params, sums, geometry, tile)
@@ -289,18 +298,25 @@ struct CollectiveEpilogue[
     ):
         """`store` with nothing to visit."""
         comptime for i in range(Self.subtiles):
-            var buffer = self.buffers.next_output(self._unaligned(geometry))
-            write_fragment[Self.out_type](
-                buffer,
-                self.place,
-                0,
-                values_of[
-                    Self.layout, i, 0, Self.values, as_bits=Self.takes_sums
-                ](sums),
-            )
-            self._store_buffer(
-                map, params, buffer, geometry, tile, UInt32(i), False
-            )
+            if self.own.has(UInt32(i)):
+                var buffer = self.buffers.next_output(self._unaligned(geometry))
+                write_fragment[Self.out_type](
+                    buffer,
+                    self.place,
+                    0,
+                    values_of[
+                        Self.layout, i, 0, Self.values, as_bits=Self.takes_sums
+                    ](sums),
+                )
+                self._store_buffer(
+                    map,
+                    params,
+                    buffer,
+                    geometry,
+                    tile,
+                    UInt32(i),
+                    False,
+                )
 
     @always_inline
     def _store_visited[
@@ -322,48 +338,57 @@ struct CollectiveEpilogue[
         var loads = self._loads(params)
         var before = SharedAddress(0)
         comptime for i in range(Self.subtiles):
-            var source = self.buffers.await_residual(loads)
-            var subtile = self._subtile(UInt32(i))
-            params.visitor.previsit(state, at, subtile)
-            var buffer = SharedAddress(0)
-            comptime for first in range(0, Self.values, size):
-                comptime group = UInt32(first // MATRIX_VALUES)
-                var values = params.visitor.visit[form=form, size=size](
-                    state,
-                    at,
-                    subtile,
-                    group,
-                    SharedResidual[Self.layout](loads, source, self.place),
-                    values_of[Self.layout, i, first, size](sums),
-                )
-                comptime if first == 0:
-                    comptime if Self.epilogue.delay_store and i > 0:
-                        self._store_subtile(
-                            map,
-                            params,
-                            state,
-                            before,
-                            geometry,
-                            tile,
-                            UInt32(i - 1),
-                            loads,
-                        )
-                    comptime if Self.stores:
-                        buffer = self.buffers.next(
-                            loads, source, self._unaligned(geometry)
-                        )
-                comptime if Self.stores:
-                    write_fragment[Self.out_type](
-                        buffer, self.place, group, values
+            if self.own.has(UInt32(i)):
+                var source = self.buffers.await_residual(loads)
+                var subtile = self._subtile(UInt32(i))
+                params.visitor.previsit(state, at, subtile)
+                var buffer = SharedAddress(0)
+                comptime for first in range(0, Self.values, size):
+                    comptime group = UInt32(first // MATRIX_VALUES)
+                    var values = params.visitor.visit[form=form, size=size](
+                        state,
+                        at,
+                        subtile,
+                        group,
+                        SharedResidual[Self.layout](loads, source, self.place),
+                        values_of[Self.layout, i, first, size](sums),
                     )
-            params.visitor.reduce(state, at, subtile)
-            self.buffers.leave_residual(loads)
-            comptime if Self.epilogue.delay_store:
-                before = buffer
-            else:
-                self._store_subtile(
-                    map, params, state, buffer, geometry, tile, UInt32(i), loads
-                )
+                    comptime if first == 0:
+                        comptime if Self.epilogue.delay_store and i > 0:
+                            if UInt32(i) > self.own.first:
+                                self._store_subtile(
+                                    map,
+                                    params,
+                                    state,
+                                    before,
+                                    geometry,
+                                    tile,
+                                    UInt32(i - 1),
+                                    loads,
+                                )
+                        comptime if Self.stores:
+                            buffer = self.buffers.next(
+                                loads, source, self._unaligned(geometry)
+                            )
+                    comptime if Self.stores:
+                        write_fragment[Self.out_type](
+                            buffer, self.place, group, values
+                        )
+                params.visitor.reduce(state, at, subtile)
+                self.buffers.leave_residual(loads)
+                comptime if Self.epilogue.delay_store:
+                    before = buffer
+                else:
+                    self._store_subtile(
+                        map,
+                        params,
+                        state,
+                        buffer,
+                        geometry,
+                        tile,
+                        UInt32(i),
+                        loads,
+                    )
         self._end_stores(map, params, state, before, geometry, tile, loads)
 
     @always_inline
@@ -384,7 +409,10 @@ struct CollectiveEpilogue[
         comptime groups = UInt32(Self.fragment // MATRIX_VALUES)
         var buffer = SharedAddress(0)
         var source = SharedAddress(0)
-        for i in range(run_time(Self.subtiles * Int(count))):
+        var end = UInt32(run_time(Self.subtiles * Int(count)))
+        comptime if Self.config.splits():
+            end = self.own.end() * count
+        for i in range(self.own.first * count, end):
             var index, step = divmod(i, count)
             var subtile = self._subtile(index)
             if step == 0:
@@ -402,7 +430,7 @@ struct CollectiveEpilogue[
             )
             if step == 0:
                 comptime if Self.epilogue.delay_store:
-                    if index > 0:
+                    if index > self.own.first:
                         self._store_subtile(
                             map,
                             params,
@@ -426,7 +454,14 @@ struct CollectiveEpilogue[
                 self.buffers.leave_residual(loads)
                 comptime if not Self.epilogue.delay_store:
                     self._store_subtile(
-                        map, params, state, buffer, geometry, tile, index, loads
+                        map,
+                        params,
+                        state,
+                        buffer,
+                        geometry,
+                        tile,
+                        index,
+                        loads,
                     )
         self._end_stores(map, params, state, buffer, geometry, tile, loads)
 
@@ -438,7 +473,9 @@ struct CollectiveEpilogue[
             index: Its place in the order of visits.
         """
         var block, part = divmod(index, UInt32(Self.filter_subtiles))
-        return Subtile(part=part, block=block, count=self.count + index)
+        return Subtile(
+            part=part, block=block, count=self.count + index - self.own.first
+        )
 
     @staticmethod
     @always_inline
@@ -479,12 +516,12 @@ struct CollectiveEpilogue[
                 buffer,
                 geometry,
                 tile,
-                UInt32(Self.subtiles - 1),
+                self.own.end() - 1,
                 loads,
             )
-        self.buffers.release_all(loads, Self.subtiles)
+        self.buffers.release_all(loads, self.own.count)
         params.visitor.end(state, self._visited(geometry, tile))
-        self.count += UInt32(Self.subtiles)
+        self.count += self.own.count
 
     @always_inline
     def _store_buffer(
@@ -519,7 +556,7 @@ struct CollectiveEpilogue[
                         ),
                     )
                 commit_stores()
-            self.buffers.release_stored(loads, index)
+            self.buffers.release_stored(loads, index - self.own.first)
         elif Self.fused_output:
             FusedStore[Self.Output, Self.pixels](self.buffers.thread).store(
                 params.output,
@@ -530,7 +567,7 @@ struct CollectiveEpilogue[
                 filter,
                 tile.filter_end(geometry),
             )
-            self.buffers.release_stored(loads, index)
+            self.buffers.release_stored(loads, index - self.own.first)
         else:
             comptime Rows = RowStore[
                 Self.Output,
@@ -551,7 +588,7 @@ struct CollectiveEpilogue[
                         filter,
                         tile.filter_end(geometry),
                     )
-                    self.buffers.release_stored(loads, index)
+                    self.buffers.release_stored(loads, index - self.own.first)
                     return
             var rows = Rows(self.place.warp, self.place.lane)
             var chunks = StaticTuple[Rows.Chunks, Rows.held]()
@@ -559,7 +596,7 @@ struct CollectiveEpilogue[
                 chunks[panel] = rows.load[panel](buffer)
             # The buffer has been read; a fence behind stores waits for them.
             comptime if Rows.many:
-                self.buffers.release_stored(loads, index)
+                self.buffers.release_stored(loads, index - self.own.first)
             comptime for panel in range(Rows.held):
                 rows.store[panel](
                     params.output,
@@ -571,7 +608,7 @@ struct CollectiveEpilogue[
                     tile.filter_end(geometry),
                 )
             comptime if not Rows.many:
-                self.buffers.release_stored(loads, index)
+                self.buffers.release_stored(loads, index - self.own.first)
 
     @always_inline
     def _store_subtile(

@@ -194,7 +194,7 @@ struct EpilogueBuffers[
 
         Args:
             loads: Whether there are residuals.
-            index: Of the sub-tile in its tile.
+            index: Of the sub-tile among those that the block stores of a tile.
         """
         comptime if Self.in_place:
             if loads:
@@ -209,17 +209,17 @@ struct EpilogueBuffers[
                     self.releasing.step()
 
     @always_inline
-    def release_all(mut self, loads: Bool, subtiles: Int):
+    def release_all(mut self, loads: Bool, subtiles: UInt32):
         """Gives back what `release_stored` has not of a tile.
 
         Args:
             loads: Whether there are residuals.
-            subtiles: Of the tile.
+            subtiles: That the block stores of the tile.
         """
         comptime if Self.in_place and Self.tma_store:
             if loads:
                 self._release_oldest[0](
-                    UInt32(min(subtiles, Self.config.num_output_stages - 1))
+                    min(subtiles, UInt32(Self.config.num_output_stages - 1))
                 )
 
     @always_inline

@@ -20,6 +20,7 @@ from .epilogue_config import (
     panels,
 )
 from .epilogue_unaligned_rows import UnalignedRowLoad, is_unaligned
+from .split_k import OwnSubtiles
 
 
 @always_inline
@@ -32,8 +33,8 @@ def load_residual[
     geometry: TileGeometry,
     tile: Tile,
 ):
-    """Fills buffers with the residual of a consumer's part of a tile. One
-    thread, or all of a warp where pixels are unaligned.
+    """Fills buffers with the residual of a consumer's own sub-tiles. One thread,
+    or all of a warp where pixels are unaligned.
 
     Parameters:
         dtype: Of the residual.
@@ -52,7 +53,8 @@ def load_residual[
     comptime filter_subtiles = config.filter_subtiles()
     comptime subtiles = filter_subtiles * config.consumer_pixels() // pixels
     comptime panel_bytes = pixels * ROW_BYTES
-    for i in range(UInt32(subtiles)):
+    var own = OwnSubtiles.of[config, subtiles](geometry, tile)
+    for i in range(own.first, own.end()):
         var block, part = divmod(i, UInt32(filter_subtiles))
         var pixel = tile.pixel + block * UInt32(pixels)
         var filter = tile.filter + part * SUBTILE_FILTERS

@@ -2,8 +2,7 @@
 
 from ...epilogue.activations import keep_branch
 from ...epilogue.layout import VisitLayout
-from .epilogue_config import SUBTILE_FILTERS
-from .epilogue_fragment import WarpgroupFragments
+from .epilogue_config import ROW_FILTERS, SUBTILE_FILTERS
 from .mma import Accumulators
 
 
@@ -36,13 +35,8 @@ def values_of[
     Args:
         sums: The consumer's values, waited for.
     """
-    comptime swapped = WarpgroupFragments[layout].swapped
-    comptime block = subtile // layout.filter_subtiles
-    comptime part = subtile % layout.filter_subtiles
-    comptime row = part if swapped else (
-        block * layout.pixels // SUBTILE_FILTERS
-    )
-    comptime column = (block if swapped else part) * layout.values() + first
+    comptime row, begin = _place_of(layout, subtile)
+    comptime column = begin + first
     var values = SIMD[DType.float32, size](0)
     # What lies behind the last one is stored by none.
     comptime held = Accumulators[rows, columns, dtype].width
@@ -50,6 +44,53 @@ def values_of[
         comptime if column + i < held:
             values[i] = sums.value[as_bits=as_bits](row, column + i)
     return values
+
+
+@always_inline
+def set_values[
+    rows: Int,
+    columns: Int,
+    dtype: DType,
+    //,
+    layout: VisitLayout,
+    subtile: Int,
+    first: Int,
+    size: Int,
+](mut sums: Accumulators[rows, columns, dtype], values: SIMD[dtype, size]):
+    """Replaces what `values_of` returns.
+
+    Parameters:
+        rows: Of the multiply.
+        columns: Of the multiply.
+        dtype: Of the sums.
+        layout: How the consumer's part is cut up.
+        subtile: The sub-tile, in the order of visits.
+        first: The first value.
+        size: How many.
+
+    Args:
+        sums: The consumer's values.
+        values: The new ones.
+    """
+    comptime row, begin = _place_of(layout, subtile)
+    comptime column = begin + first
+    comptime held = Accumulators[rows, columns, dtype].width
+    comptime for i in range(size):
+        comptime if column + i < held:
+            sums.values[row][column + i] = values[i]
+
+
+def _place_of(layout: VisitLayout, subtile: Int) -> Tuple[Int, Int]:
+    """Block and register of a thread's first accumulator of a sub-tile.
+
+    Args:
+        layout: How the consumer's part is cut up.
+        subtile: The sub-tile, in the order of visits.
+    """
+    var block, part = divmod(subtile, layout.filter_subtiles)
+    if layout.thread_filters == ROW_FILTERS:
+        return part, block * layout.values()
+    return block * layout.pixels // SUBTILE_FILTERS, part * layout.values()
 
 
 @always_inline

@@ -7,7 +7,7 @@
     a consumer:                          fill buffers with it
     consumers, a warpgroup each:     for each tile, for each step of its sum:
                                          multiply a stage, release it
-                                     store the tile
+                                     store the tile, or this block's part of it
 """
 
 from max.gpu import MAX_THREADS_PER_BLOCK_METADATA, thread_idx
@@ -56,7 +56,7 @@ from .roles import (
 )
 from .scheduler import TileScheduler
 from .smem import SharedStorage
-from .split_k import sum_splits
+from .split_k import SplitExchange, sum_splits
 
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
@@ -106,12 +106,22 @@ struct ConvKernel[
     """The named barrier by which the first ping-pong consumer gets its turn to
     multiply; the second's follows."""
 
+    comptime visitor_bytes = (
+        Self.config.consumers * Self.Epilogue.visitor_bytes()
+    )
+    """The visitor's part of it."""
+    comptime exchange_bytes = Self.config.separate_exchange_bytes(
+        Self.visitor_bytes
+    )
+    """Shared memory for what blocks exchange of a tile; 0: the rings'."""
+
     @staticmethod
     def shared_bytes() -> Int:
         """Shared memory of a block."""
         return (
             Self.config.shared_bytes()
-            + Self.config.consumers * Self.Epilogue.visitor_bytes()
+            + Self.visitor_bytes
+            + Self.exchange_bytes
         )
 
     @staticmethod
@@ -298,7 +308,7 @@ struct ConvKernel[
                         producers=1, releases=Self.Epilogue.Buffers.releases()
                     )
             comptime if Self.config.splits():
-                storage.exchange.init(geometry)
+                Self._exchange(storage).init(geometry)
             publish_barriers()
         sync_barriers[Self.config](geometry)
 
@@ -318,6 +328,17 @@ struct ConvKernel[
             consumer,
             thread,
         )
+
+    @staticmethod
+    @always_inline
+    def _exchange(storage: Self.Storage) -> SplitExchange[Self.config]:
+        """What blocks exchange sums by."""
+        var result = storage.exchange
+        comptime if Self.exchange_bytes > 0:
+            result.memory = storage.buffers + UInt32(
+                Self.config.consumers * Self.epilogue_bytes + Self.visitor_bytes
+            )
+        return result
 
     @staticmethod
     @always_inline
@@ -378,8 +399,7 @@ struct ConvKernel[
             var tile = scheduler.tile(geometry)
             tile.pixel += pixel
             tile.filter += filter
-            if tile.split == 0:
-                epilogue.load(residual, params, geometry, tile)
+            epilogue.load(residual, params, geometry, tile)
             scheduler.advance(UInt32(1 if Self.config.cooperative else 2))
 
     @staticmethod
@@ -425,20 +445,21 @@ struct ConvKernel[
                 consumer,
                 thread,
             )
-            var whole = True
             comptime if Self.config.splits():
-                whole = sum_splits[Self.config](
+                sum_splits[
+                    Self.config,
+                    Self.Epilogue.layout,
+                    Self.Epilogue.subtiles,
+                    in_rings=Self.exchange_bytes == 0,
+                ](
                     accumulators,
-                    storage.exchange,
+                    Self._exchange(storage),
                     geometry,
                     tile,
                     consumer,
                     thread,
                 )
-            if whole:
-                epilogue.store(
-                    output, params, ahead, accumulators, geometry, tile
-                )
+            epilogue.store(output, params, ahead, accumulators, geometry, tile)
             comptime if Self.config.cooperative:
                 scheduler.advance()
             else:

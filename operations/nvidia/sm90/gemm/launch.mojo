@@ -161,12 +161,12 @@ struct GemmKernels[*, unaligned: Bool](GpuKernel):
                 comptime if config.gathers():
                     writer.write[Kernel.run_gathered](
                         String(t"{kernel_name(Self.code)}-{index}"),
-                        config.shared_bytes(),
+                        Kernel.shared_bytes(),
                     )
                 else:
                     writer.write[Kernel.run](
                         String(t"{kernel_name(Self.code)}-{index}"),
-                        config.shared_bytes(),
+                        Kernel.shared_bytes(),
                     )
 
 

@@ -8,13 +8,15 @@ from ....conv.operands import OperandTypes
 from ....conv.problem import SPATIAL, ConvProblem
 from ...im2col.traversal import ROW_BYTES, Traversal
 from ..wgmma import MMA_M
-from .config import Sm90Config
+from .config import SUM_BYTES, Sm90Config
 from .grid import Grid, pixel_clusters
 
 # The model's constants. Fitted to timings of 20 configurations, in graphs where
 # launches overlap: of 656 problems bare on an H200, of 300 with everything fused
-# on an H100, and of 356 both ways there. Loops, gathers and fused rows' stores
-# are of fits before.
+# on an H100, and of 356 both ways there. Exchanges, and the corrections of the
+# table's rows, are of 629 problems with 24 configurations on an H200, bare and
+# with everything fused: what is chosen takes least. Loops, gathers and fused
+# rows' stores are of fits before.
 
 comptime CLOCK = 1.87e9
 """Cycles of a second."""
@@ -137,11 +139,14 @@ comptime OVERLAP_SHARE = 0.308
 comptime CLUSTER_SECONDS = 0.0313e-6
 """What it costs a launch that blocks share loads."""
 
-comptime CLUSTER_SYNC_SECONDS = 0.762e-6
+comptime CLUSTER_SYNC_SECONDS = 0.34e-6
 """To sync the blocks of a tile."""
 
-comptime SUM_SECONDS = 0.121e-6 / 128
-"""To add up, in every thread, a part of one accumulator."""
+comptime RINGS_SYNC_SECONDS = 0.79e-6
+"""The same, more where the blocks' rings serve the exchange."""
+
+comptime SENT_BYTES_PER_SECOND = 13.4e9
+"""That a block sends to the others."""
 
 
 def fused_cycles(
@@ -197,9 +202,9 @@ def predicted_seconds(
     )
     if config.gathers():
         tile += GATHERED_TILE_CYCLES
-    var units = Float64(
-        config.consumer_pixels() * config.consumer_filters()
-    ) / Float64(MMA_M * MMA_M)
+    var stored = config.own_pixels(split_k, types.output)
+    stored *= config.consumer_filters()
+    var units = Float64(stored) / Float64(MMA_M * MMA_M)
     var extra = (
         fused_cycles(work, config.cooperative, swapped=config.swapped) * units
     )
@@ -225,8 +230,7 @@ def predicted_seconds(
     var computation = (waves * tile + last) / CLOCK
     if split_k > 1:
         # A cluster shares one tile and ends: none of it is hidden.
-        var sums = Float64(split_k * config.accumulators())
-        var shared = CLUSTER_SYNC_SECONDS + SUM_SECONDS * sums
+        var shared = _exchange_seconds(config, split_k)
         computation = waves * ((tile + last) / CLOCK + shared)
     computation += launch
     var output = problem.gemm_m() * problem.filters
@@ -237,6 +241,22 @@ def predicted_seconds(
     var cold = _cold_bytes(config, problem, traversal, types)
     var memory = (Float64(bytes) + cold) / MEMORY_BYTES_PER_SECOND
     return max(computation, memory) + OVERLAP_SHARE * min(computation, memory)
+
+
+def _exchange_seconds(config: Sm90Config, split_k: Int) -> Float64:
+    """What passes until the blocks that share a tile have added up its sums.
+
+    Args:
+        config: The configuration.
+        split_k: How many blocks.
+    """
+    var bytes = config.block_tile_shape[0] * config.block_tile_shape[1]
+    bytes *= SUM_BYTES
+    var sent = Float64(bytes) * (1.0 - 1.0 / Float64(split_k))
+    var result = CLUSTER_SYNC_SECONDS + sent / SENT_BYTES_PER_SECOND
+    if not config.separate_exchange_bytes(0):
+        result += RINGS_SYNC_SECONDS
+    return result
 
 
 def _cold_bytes(

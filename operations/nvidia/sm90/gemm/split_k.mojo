@@ -1,20 +1,19 @@
 """Split-K on Hopper: each block of a cluster multiplies some of a tile's stages,
-and together they add up their sums, always in the same order.
+and stores some of its sub-tiles.
 
-    wait until every block has read its rings, whose memory serves
-    send each block its share of this block's accumulators
-    add up this block's share, block by block, and send the sum to the first
-    the first block: wait for all sums, and store the tile
+    where the rings' memory serves, wait until every block has read its own
+    send each block this block's sums of the sub-tiles that it stores
+    add up those of this block's own, block by block, in the same order always
 
 A thread sends what the same thread of another block needs. Barriers count the
-bytes that arrive, so that no block waits for another's stores, but for the sums
-themselves.
+bytes that arrive, so that no block waits for another's stores.
 """
 
 from std.collections import Optional
 from std.math import ceildiv
 from std.memory import bitcast
 
+from ...epilogue.layout import VisitLayout
 from ...im2col.tiles import Tile, TileGeometry
 from ...im2col.traversal import Traversal
 from ...pipeline.barrier import BARRIER_BYTES, Barrier
@@ -22,13 +21,13 @@ from ...pipeline.chunks import shared_pointer
 from ...pipeline.exchange import (
     QUAD,
     QUAD_BYTES,
-    Quad,
     peer_address,
     send_peer,
 )
 from ...limits import WARPGROUP
 from ...tma.copy import SharedAddress
 from .config import SPLIT_COUNTS, Sm90Config
+from .epilogue_values import set_values, values_of
 from .mma import Accumulators
 
 
@@ -69,6 +68,72 @@ def rounds_of(config: Sm90Config, traversal: Traversal) -> Int:
 
 
 @fieldwise_init
+struct OwnSubtiles(TrivialRegisterPassable):
+    """The sub-tiles of a consumer's part of a tile that a block stores: all of
+    them, or a range where blocks share the tile. A block stores all filters of a
+    pixel that its consumer has."""
+
+    var first: UInt32
+    var count: UInt32
+
+    @staticmethod
+    @always_inline
+    def of[
+        config: Sm90Config, subtiles: Int
+    ](geometry: TileGeometry, tile: Tile) -> Self:
+        """The block's own.
+
+        Parameters:
+            config: The configuration.
+            subtiles: Of a consumer's part.
+
+        Args:
+            geometry: The problem.
+            tile: The tile.
+        """
+        comptime if not config.splits():
+            return Self(0, UInt32(subtiles))
+        comptime parts = config.filter_subtiles()
+        var least, longer = geometry.split_k.count.split(
+            UInt32(subtiles // parts)
+        )
+        var first = tile.split * least + min(tile.split, longer)
+        var count = least + UInt32(tile.split < longer)
+        return Self(first * UInt32(parts), count * UInt32(parts))
+
+    @staticmethod
+    def known(blocks: Int, parts: Int, count: Int, split: Int) -> Self:
+        """The same, of a block that is known when compiling.
+
+        Args:
+            blocks: Of pixels, of a consumer's part.
+            parts: Sub-tiles of each.
+            count: Thread blocks that share the tile.
+            split: Which of them.
+        """
+        var least, longer = divmod(blocks, count)
+        var first = split * least + min(split, longer)
+        return Self(
+            UInt32(first * parts),
+            UInt32((least + Int(split < longer)) * parts),
+        )
+
+    @always_inline
+    def end(self) -> UInt32:
+        """The sub-tile behind the last one."""
+        return self.first + self.count
+
+    @always_inline
+    def has(self, subtile: UInt32) -> Bool:
+        """Whether a sub-tile is among them.
+
+        Args:
+            subtile: Its number, in the order of visits.
+        """
+        return subtile - self.first < self.count
+
+
+@fieldwise_init
 struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
     """Barriers and memory of the exchange. A block whose tile is shared has no
     other tile, so that every barrier has one phase.
@@ -78,10 +143,10 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
     """
 
     var barriers: SharedAddress
-    """`free`, then `shares` of every consumer, then `sums` of every consumer."""
+    """`free`, then `shares` of every consumer."""
     var memory: SharedAddress
-    """The rings' stages, and the rows that threads copied for them: of every
-    consumer, shares, then sums."""
+    """The rings' stages and the rows that threads copied for them, or memory of
+    its own where a block has as much left: then nobody waits for `free`."""
 
     @always_inline
     def free(self) -> Barrier:
@@ -91,8 +156,8 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
 
     @always_inline
     def shares(self, consumer: UInt32) -> Barrier:
-        """The barrier that completes when a consumer has its share of the other
-        blocks' accumulators.
+        """The barrier that completes when a consumer has the other blocks' sums
+        of its own sub-tiles.
 
         Args:
             consumer: Which.
@@ -100,21 +165,9 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         return Barrier(self.barriers + (1 + consumer) * BARRIER_BYTES)
 
     @always_inline
-    def sums(self, consumer: UInt32) -> Barrier:
-        """The barrier that completes when a consumer of the first block has the
-        other blocks' sums.
-
-        Args:
-            consumer: Which.
-        """
-        comptime consumers = UInt32(Self.config.consumers)
-        return Barrier(
-            self.barriers + (1 + consumers + consumer) * BARRIER_BYTES
-        )
-
-    @always_inline
-    def share_address(self, consumer: UInt32) -> SharedAddress:
-        """Where a consumer's shares lie, block after block.
+    def address(self, consumer: UInt32) -> SharedAddress:
+        """Where a consumer gets the other blocks' sums: block after block, those
+        of its own sub-tiles.
 
         Args:
             consumer: Which.
@@ -125,15 +178,6 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         return self.memory + consumer * bytes
 
     @always_inline
-    def sum_address(self, consumer: UInt32) -> SharedAddress:
-        """Where a consumer's sums lie, in the accumulators' order.
-
-        Args:
-            consumer: Which.
-        """
-        return self.share_address(consumer) + UInt32(Self.config.share_bytes())
-
-    @always_inline
     def init(self, geometry: TileGeometry):
         """Initializes the barriers; one thread, before any other use.
 
@@ -142,18 +186,23 @@ struct SplitExchange[config: Sm90Config](TrivialRegisterPassable):
         """
         comptime assert (
             Self.config.exchange_bytes() <= Self.config.loads_bytes()
-        ), "the rings hold every consumer's shares and sums"
+        ), "the rings hold every consumer's shares"
         self.free().init(
             Int(geometry.split_k.count.value) * Self.config.consumers
         )
         comptime for consumer in range(Self.config.consumers):
             self.shares(UInt32(consumer)).init(1)
-            self.sums(UInt32(consumer)).init(1)
 
 
 @always_inline
 def sum_splits[
-    dtype: DType, //, config: Sm90Config
+    dtype: DType,
+    //,
+    config: Sm90Config,
+    layout: VisitLayout,
+    subtiles: Int,
+    *,
+    in_rings: Bool,
 ](
     mut accumulators: Accumulators[
         config.mma_rows(), config.mma_columns(), dtype
@@ -163,139 +212,174 @@ def sum_splits[
     tile: Tile,
     consumer: UInt32,
     thread: UInt32,
-) -> Bool:
-    """Adds up the sums of a consumer's tile, with the other blocks of the
-    cluster.
+):
+    """Adds up the sums of a consumer's own sub-tiles, with the other blocks of
+    the cluster.
+
+    Parameters:
+        dtype: Of the sums.
+        config: The configuration.
+        layout: How the consumer's part is cut up.
+        subtiles: Of a consumer's part.
+        in_rings: Whether the exchange takes the rings' memory.
 
     Args:
-        accumulators: This block's sum, waited for; in the first block the
-            whole afterwards.
+        accumulators: This block's sums, waited for; those of its own sub-tiles
+            are the whole ones afterwards, and others not to be stored.
         exchange: The block's barriers and memory; it has read all stages.
         geometry: The problem.
         tile: The tile.
         consumer: Which consumer.
         thread: Of the warpgroup.
-
-    Returns:
-        Whether the accumulators hold the sum; otherwise they are not to be
-        stored.
     """
     var count = geometry.split_k.count.value
     if count == 1:
-        return True
-    if thread < count:
-        exchange.free().arrive_at(thread)
+        return
+    comptime if in_rings:
+        if thread < count:
+            exchange.free().arrive_at(thread)
+    var own = OwnSubtiles.of[config, subtiles](geometry, tile)
     comptime for known in SPLIT_COUNTS:
         comptime if known > 1:
             if count == UInt32(known):
-                _exchange[known](
-                    accumulators, exchange, tile.split, consumer, thread
+                _exchange[layout, subtiles, known, in_rings](
+                    accumulators, exchange, own, tile.split, consumer, thread
                 )
-    return tile.split == 0
 
 
 @always_inline
 def _exchange[
-    dtype: DType, config: Sm90Config, //, count: Int
+    dtype: DType,
+    config: Sm90Config,
+    //,
+    layout: VisitLayout,
+    subtiles: Int,
+    count: Int,
+    in_rings: Bool,
 ](
     mut accumulators: Accumulators[
         config.mma_rows(), config.mma_columns(), dtype
     ],
     exchange: SplitExchange[config],
+    own: OwnSubtiles,
     split: UInt32,
     consumer: UInt32,
     thread: UInt32,
 ):
-    """`sum_splits` of a tile that `count` blocks share. Where quads do not
-    divide, the first blocks add up one more."""
-    comptime quads = config.accumulators() // QUAD
-    comptime least, longer = divmod(quads, count)
-    comptime most = ceildiv(quads, count)
-    comptime quad_bytes = WARPGROUP * QUAD_BYTES
+    """`sum_splits` of a tile that `count` blocks share, of which this one is
+    `split`."""
+    comptime parts = layout.filter_subtiles
+    comptime blocks = subtiles // parts
+    comptime most = ceildiv(blocks, count) * parts
+    comptime size = layout.values()
+    comptime quads = size // QUAD
+    comptime subtile_bytes = quads * WARPGROUP * QUAD_BYTES
+    comptime share_bytes = UInt32(most * subtile_bytes)
     comptime assert (
-        most * count * quad_bytes <= config.share_bytes()
-    ), "there is room for the shares of all blocks"
-    var before = split * UInt32(least) + min(split, UInt32(longer))
-    var own = UInt32(least)
-    comptime if longer > 0:
-        own += UInt32(split < UInt32(longer))
-    var shares = exchange.share_address(consumer) + thread * QUAD_BYTES
-    var sums = exchange.sum_address(consumer) + thread * QUAD_BYTES
+        count - 1
+    ) * most * subtile_bytes * config.consumers <= config.exchange_bytes(), (
+        "there is room for the sums of the other blocks"
+    )
+    var memory = exchange.address(consumer) + thread * QUAD_BYTES
     if thread == 0:
         exchange.shares(consumer).arrive_expecting(
-            Int(own) * (count - 1) * quad_bytes
+            Int(own.count) * (count - 1) * subtile_bytes
         )
-        if split == 0:
-            exchange.sums(consumer).arrive_expecting(
-                (quads - most) * quad_bytes
-            )
-    exchange.free().wait(0)
-    comptime for block in range(count):
-        var barrier = peer_address(
-            exchange.shares(consumer).address, UInt32(block)
-        )
-        comptime first = block * least + min(block, longer)
-        comptime for i in range(least + Int(block < longer)):
-            var at = _quad_address(shares, split * UInt32(most) + UInt32(i))
-            var values = _quad_of[first + i](accumulators)
-            if split == UInt32(block):
-                _store(at, values)
-            else:
-                send_peer(peer_address(at, UInt32(block)), barrier, values)
+    comptime if in_rings:
+        exchange.free().wait(0)
+    _send[layout, subtiles, count](
+        accumulators, exchange, split, consumer, thread
+    )
     exchange.shares(consumer).wait[sees_cluster=True](0)
-    var first = peer_address(exchange.sums(consumer).address, 0)
-    comptime for i in range(most):
-        if i < least or UInt32(i) < own:
-            var sum = _load[dtype](_quad_address(shares, UInt32(i)))
-            comptime for block in range(1, count):
-                sum += _load[dtype](
-                    _quad_address(shares, UInt32(block * most + i))
+    comptime for subtile in range(subtiles):
+        if own.has(UInt32(subtile)):
+            var share = memory + (UInt32(subtile) - own.first) * UInt32(
+                subtile_bytes
+            )
+            comptime for quad in range(quads):
+                comptime first = quad * QUAD
+                var this = bitcast[dtype](
+                    values_of[layout, subtile, first, QUAD, as_bits=True](
+                        accumulators
+                    )
                 )
-            var at = _quad_address(sums, before + UInt32(i))
-            if split == 0:
-                _store(at, sum)
-            else:
-                send_peer(
-                    peer_address(at, 0),
-                    first,
-                    bitcast[DType.float32, QUAD](sum),
-                )
-    if split == 0:
-        exchange.sums(consumer).wait[sees_cluster=True](0)
-        _read(accumulators, sums)
+                var sum = this
+                if split != 0:
+                    sum = _load[dtype](_quad_address(share, quad))
+                comptime for block in range(1, count):
+                    var part = this
+                    if split != UInt32(block):
+                        var slot = _slot(UInt32(block), split)
+                        part = _load[dtype](
+                            _quad_address(share + slot * share_bytes, quad)
+                        )
+                    sum += part
+                set_values[layout, subtile, first, QUAD](accumulators, sum)
 
 
 @always_inline
-def _quad_address(base: SharedAddress, quad: UInt32) -> SharedAddress:
+def _send[
+    dtype: DType,
+    config: Sm90Config,
+    //,
+    layout: VisitLayout,
+    subtiles: Int,
+    count: Int,
+](
+    accumulators: Accumulators[config.mma_rows(), config.mma_columns(), dtype],
+    exchange: SplitExchange[config],
+    split: UInt32,
+    consumer: UInt32,
+    thread: UInt32,
+):
+    """Sends the other blocks' sub-tiles from registers, `QUAD` values at a time.
+    """
+    comptime parts = layout.filter_subtiles
+    comptime blocks = subtiles // parts
+    comptime size = layout.values()
+    comptime quads = size // QUAD
+    comptime subtile_bytes = quads * WARPGROUP * QUAD_BYTES
+    comptime share_bytes = UInt32(
+        ceildiv(blocks, count) * parts * subtile_bytes
+    )
+    var memory = exchange.address(consumer) + thread * QUAD_BYTES
+    comptime for block in range(count):
+        if split != UInt32(block):
+            comptime theirs = OwnSubtiles.known(blocks, parts, count, block)
+            var barrier = peer_address(
+                exchange.shares(consumer).address, UInt32(block)
+            )
+            var share = peer_address(
+                memory + _slot(split, UInt32(block)) * share_bytes,
+                UInt32(block),
+            )
+            comptime for i in range(Int(theirs.count)):
+                var values = values_of[
+                    layout, Int(theirs.first) + i, 0, size, as_bits=True
+                ](accumulators)
+                comptime for quad in range(quads):
+                    send_peer(
+                        _quad_address(share, i * quads + quad),
+                        barrier,
+                        values.slice[QUAD, offset=quad * QUAD](),
+                    )
+
+
+@always_inline
+def _slot(block: UInt32, owner: UInt32) -> UInt32:
+    """The place of a block's sums among those that another one gets.
+
+    Args:
+        block: Whose sums.
+        owner: Who gets them.
+    """
+    return block - UInt32(block > owner)
+
+
+@always_inline
+def _quad_address(base: SharedAddress, quad: Int) -> SharedAddress:
     """Where a thread's accumulators `QUAD * quad` and following lie."""
-    return base + quad * UInt32(WARPGROUP * QUAD_BYTES)
-
-
-@always_inline
-def _quad_of[
-    rows: Int, columns: Int, dtype: DType, //, quad: Int
-](accumulators: Accumulators[rows, columns, dtype]) -> Quad:
-    """A thread's accumulators `QUAD * quad` and following."""
-    comptime width = Accumulators[rows, columns, dtype].width
-    var values = SIMD[dtype, QUAD]()
-    comptime for i in range(QUAD):
-        comptime at = QUAD * quad + i
-        values[i] = accumulators.values[at // width][at % width]
-    return bitcast[DType.float32, QUAD](values)
-
-
-@always_inline
-def _read[
-    rows: Int, columns: Int, dtype: DType
-](mut accumulators: Accumulators[rows, columns, dtype], own: SharedAddress):
-    """Reads a thread's accumulators."""
-    comptime width = Accumulators[rows, columns, dtype].width
-    comptime for b in range(Accumulators[rows, columns, dtype].blocks):
-        comptime for r in range(0, width, QUAD):
-            var at = _quad_address(own, UInt32((b * width + r) // QUAD))
-            var values = _load[dtype](at)
-            comptime for i in range(QUAD):
-                accumulators.values[b][r + i] = values[i]
+    return base + UInt32(quad * WARPGROUP * QUAD_BYTES)
 
 
 @always_inline
@@ -304,9 +388,3 @@ def _load[dtype: DType](address: SharedAddress) -> SIMD[dtype, QUAD]:
     return shared_pointer[dtype](address).unsafe_load[
         width=QUAD, alignment=QUAD_BYTES
     ](0)
-
-
-@always_inline
-def _store[dtype: DType, //](address: SharedAddress, values: SIMD[dtype, QUAD]):
-    """Stores accumulators to this block's memory."""
-    shared_pointer[dtype](address).unsafe_store[alignment=QUAD_BYTES](0, values)

@@ -49,9 +49,6 @@ from .legality import layout_of, visitor_refusal
 from .launch import GemmOperands, launch_gemm, launch_shape
 from .plan import GemmCandidates, GemmPlan
 
-comptime MIN_STAGES = 2
-"""Of a ring: one is filled while another is multiplied."""
-
 
 def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
     """A configuration with as many stages less as leave a block some shared
@@ -68,13 +65,11 @@ def with_room(config: Sm90Config, bytes: Int) -> Sm90Config:
         )
         # A stationary filter's ring holds all of it.
         if more_filters and not result.stationary:
-            if result.num_filter_pipeline_stages == MIN_STAGES:
-                return config
             result.num_filter_pipeline_stages -= 1
         else:
-            if result.num_act_pipeline_stages == MIN_STAGES:
-                return config
             result.num_act_pipeline_stages -= 1
+        if result.refusal():
+            return config
     return result
 
 

@@ -195,7 +195,7 @@ def _memory(model: Model, workload: Workload) -> None:
     product(model, "ends_bytes", "consumers", ends)
     product(model, "load_barriers", LOAD_STAGES, "consumers")
     rings = total(model, "ring_stages", ACT_STAGES, FILTER_STAGES, "load_barriers")
-    exchange = table(model, "exchange.of_one", "consumers", lambda c: 1 + 2 * c)
+    exchange = table(model, "exchange.of_one", "consumers", lambda c: 1 + c)
     splits = place(model, CLUSTER_K)
     stage_fuse(model, "exchange_barriers", splits, (0, exchange))
     total(model, "barriers", rings, rings, "exchange_barriers")
@@ -233,20 +233,17 @@ def _schedule() -> Schedule:
 def _split_k(model: Model, workload: Workload) -> None:
     """Blocks of a cluster that add up a tile's sum."""
     facts = workload.facts
-    most, steps = facts["max_split_k"], facts["steps"]
+    steps = facts["steps"]
     splits = place(model, CLUSTER_K)
     candidates(model, "split_k", facts.row("splits"), "share a tile")
     model.require(Kind.LE, "split_k", CLUSTER_K, why="blocks of the cluster")
     rounds = stage_fuse(model, "rounds", "has_halo", (steps, steps // facts["taps_w"]))
     model.require(Kind.LE, "split_k", rounds, why="stages of a tile's sum")
-    # Shares of quads of accumulators, exchanged where the rings were.
-    quad = facts["quad"]
-    bounded_if(model, "accumulators", splits, quad * most, None)
-    shares = facts.row("shared_accumulators")
-    table(model, "shares", "accumulators", lambda v: shares[min(v // quad, len(shares) - 1)])
-    total(model, "exchanged.values", "accumulators", "shares", why="sums and shares of a thread")
-    sent = ("consumers", "exchanged.values", facts["warpgroup"], facts["sum_bytes"])
-    product(model, "exchanged", *sent, why="shares and sums of all consumers")
+    # Sums of the sub-tiles that one block stores, of all blocks, where the rings were.
+    shares = facts.row("received_blocks")
+    table(model, "shares", "pixel_subtiles", lambda v: shares[min(v, len(shares) - 1)])
+    sent = ("consumers", "shares", SUBTILE_M, "consumer_filters", facts["sum_bytes"])
+    product(model, "exchanged", *sent, why="shares of all consumers")
     stage_fuse(model, "exchange_bytes", splits, (0, "exchanged"))
     total(model, "loads_bytes", "act_ring_bytes", "filter_ring_bytes", "gather_bytes")
     model.require(Kind.LE, "exchange_bytes", "loads_bytes", why="the rings' memory serves")
