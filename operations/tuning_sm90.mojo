@@ -27,7 +27,6 @@ from .nvidia.sm90.gemm.config import (
     SPLIT_COUNTS,
     SUM_BYTES,
     Sm90Config,
-    received_blocks,
 )
 from .nvidia.sm90.gemm.epilogue_config import (
     HALF_BYTES,
@@ -144,13 +143,6 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
         facts.add("max_cluster", MAX_CLUSTER)
         facts.add("max_split_k", MAX_SPLIT_K)
         facts.add("splits", [count for count in materialize[SPLIT_COUNTS]()])
-        facts.add(
-            "received_blocks",
-            [
-                received_blocks(blocks)
-                for blocks in range(2 * MAX_MMA_N // MATRIX_ROWS + 1)
-            ],
-        )
         facts.add("subtile_filters", SUBTILE_FILTERS)
         facts.add("matrix_rows", MATRIX_ROWS)
         facts.add("half_bytes", HALF_BYTES)

@@ -59,11 +59,11 @@ from operations.tuning_sm90 import gemm_config
 comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
 
-comptime ROW_STORES = [30, 32, 29]
+comptime ROW_STORES = [31, 33, 30]
 """Candidates whose threads store rows of what TMA loads: whole ones, a warp's
 filters, and the same of tiles without a halo."""
 
-comptime GATHERED = [26, 27, 28]
+comptime GATHERED = [26, 27, 29]
 """Candidates whose threads load: of whole tiles, in turns, by one consumer."""
 
 comptime GATHERED_CHANNELS = [13, 70, 131]

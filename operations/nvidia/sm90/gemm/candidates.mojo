@@ -351,13 +351,7 @@ def _unaligned_candidates() -> List[Candidate]:
     output's alone that are not."""
     return [
         Candidate(
-            _rows(
-                (128, 128),
-                (2, 2, 2),
-                cluster=SPLIT_K,
-                gathers=True,
-                subtile_pixels=32,
-            ),
+            _rows((128, 128), (2, 2, 2), cluster=SPLIT_K, gathers=True),
             other_inputs=True,
             other_outputs=True,
         ),
@@ -376,6 +370,16 @@ def _unaligned_candidates() -> List[Candidate]:
             ),
             other_inputs=True,
             other_outputs=True,
+        ),
+        Candidate(
+            _rows(
+                (64, 64),
+                (5, 5, 2),
+                cluster=SPLIT_K,
+                consumers=1,
+                gathers=True,
+                subtile_pixels=16,
+            ),
         ),
         Candidate(_unaligned(PING_PONG_128)),
         Candidate(

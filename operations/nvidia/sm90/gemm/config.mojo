@@ -51,19 +51,6 @@ comptime SPLIT_COUNTS = [1, 2, 3, 4, 5, 6, MAX_SPLIT_K]
 multiprocessors of a device as eight, which add up less each."""
 
 
-def received_blocks(blocks: Int) -> Int:
-    """Blocks of pixels that a thread block may be sent of the others that share a
-    tile: as many of each as it stores, which may be one more than others store.
-
-    Args:
-        blocks: Of pixels, of a consumer's part of a tile.
-    """
-    var most = 0
-    comptime for count in SPLIT_COUNTS:
-        most = max(most, ceildiv(blocks, count) * (count - 1))
-    return most
-
-
 @fieldwise_init
 struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     """How a block of the Hopper kernel is built.
@@ -475,14 +462,34 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 )
         return self._refused_split()
 
-    def exchange_bytes(self) -> Int:
-        """Bytes that blocks exchange of a tile that they share: of every
-        consumer, the other blocks' sums of the sub-tiles that one stores.
-        Outputs of 4 bytes are cut finer and take no more."""
+    def exchange_bytes_of(self, split_k: Int) -> Int:
+        """Bytes that a block is sent of a tile: of every consumer, the other
+        blocks' sums of the sub-tiles that it stores. Outputs of 4 bytes are cut
+        finer and take no more.
+
+        Args:
+            split_k: Blocks that share the tile.
+        """
         var pixels = self.epilogue.output_tile_shape[0]
-        var blocks = received_blocks(self.consumer_pixels() // pixels)
-        var sums = blocks * pixels * self.consumer_filters()
+        var blocks = ceildiv(self.consumer_pixels() // pixels, split_k)
+        var sums = blocks * (split_k - 1) * pixels * self.consumer_filters()
         return self.consumers * sums * SUM_BYTES
+
+    def may_split(self, split_k: Int) -> Bool:
+        """Whether the rings hold what so many blocks exchange.
+
+        Args:
+            split_k: Blocks that share a tile.
+        """
+        return self.exchange_bytes_of(split_k) <= self.loads_bytes()
+
+    def exchange_bytes(self) -> Int:
+        """Bytes for what any number of blocks exchange that `may_split`."""
+        var bytes = 0
+        comptime for count in SPLIT_COUNTS:
+            if self.may_split(count):
+                bytes = max(bytes, self.exchange_bytes_of(count))
+        return bytes
 
     def separate_exchange_bytes(self, visitor_bytes: Int) -> Int:
         """Bytes that a block has for the exchange alone; 0: the rings serve, once
@@ -512,10 +519,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             return String(
                 t"cluster_shape: {k} blocks along K are not 1 or {MAX_SPLIT_K}"
             )
-        if self.splits() and self.exchange_bytes() > self.loads_bytes():
+        if self.splits() and not self.may_split(2):
             return String(
-                t"cluster_shape: blocks along K exchange"
-                t" {self.exchange_bytes()} bytes, but the rings have"
+                t"cluster_shape: two blocks along K exchange"
+                t" {self.exchange_bytes_of(2)} bytes, but the rings have"
                 t" {self.loads_bytes()}"
             )
         return None

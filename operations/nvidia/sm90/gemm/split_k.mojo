@@ -53,6 +53,12 @@ def split_refusal(
     var counts = materialize[SPLIT_COUNTS]()
     if split_k not in counts:
         return String(t"split_k: {split_k} is none of {counts}")
+    if not config.may_split(split_k):
+        return String(
+            t"split_k: {split_k} blocks exchange"
+            t" {config.exchange_bytes_of(split_k)} bytes, but the rings have"
+            t" {config.loads_bytes()}"
+        )
     var rounds = rounds_of(config, traversal)
     if split_k > rounds:
         return String(
@@ -240,7 +246,7 @@ def sum_splits[
             exchange.free().arrive_at(thread)
     var own = OwnSubtiles.of[config, subtiles](geometry, tile)
     comptime for known in SPLIT_COUNTS:
-        comptime if known > 1:
+        comptime if known > 1 and config.may_split(known):
             if count == UInt32(known):
                 _exchange[layout, subtiles, known, in_rings](
                     accumulators, exchange, own, tile.split, consumer, thread

@@ -84,8 +84,8 @@ def select(
 
     A problem gets a row if a configuration of the kernel's table is faster than dispatch's choice,
     bare and fused, in both measurements where it was timed once more, and by ``LEAST_GAIN`` in the
-    mean of what exceeds the noise; wherever it was measured again, by ``CONFIRMED_GAIN``. Of
-    several it gets the fastest that is.
+    mean of what exceeds the noise; wherever it was measured again, by ``CONFIRMED_GAIN``. It need
+    not be faster where dispatch chooses it anyway. Of several it gets the fastest that is.
 
     Args:
         summary: The measurements.
@@ -152,17 +152,39 @@ def _gaining(
         least: The mean of their gains.
     """
     gains = [_gains(result) for result in results]
+    works = list(zip(results, gains, strict=True))
     means = {
-        pair: statistics.fmean(gain_of(each[pair]).counted for each in gains)
+        pair: statistics.fmean(_counted(result, each[pair]) for result, each in works)
         for pair in gains[0]
-        if all(pair in each and _is_faster(each[pair]) for each in gains)
+        if all(pair in each and _is_allowed(result, each[pair]) for result, each in works)
     }
     fastest = sorted(means, key=means.__getitem__, reverse=True)
     return {
-        pair: {work: _us(each[pair]) for work, each in zip(WORKS, gains, strict=True)}
+        pair: {result.work: _us_of(result, each[pair]) for result, each in works}
         for pair in fastest
         if means[pair] >= least
     }
+
+
+def _is_chosen(result: Result, timed: Timed) -> bool:
+    """Returns whether a configuration is what dispatch chooses anyway."""
+    return (timed.index, timed.split_k) == result.incumbent
+
+
+def _is_allowed(result: Result, timed: Timed) -> bool:
+    """Returns whether a configuration makes a problem no slower."""
+    return _is_chosen(result, timed) or _is_faster(timed)
+
+
+def _counted(result: Result, timed: Timed) -> float:
+    """Returns a configuration's gain that exceeds the noise."""
+    return 0.0 if _is_chosen(result, timed) else gain_of(timed).counted
+
+
+def _us_of(result: Result, timed: Timed) -> tuple[float, float]:
+    """Returns what dispatch took before, and a configuration, in microseconds."""
+    before, after = _us(timed)
+    return (before, before) if _is_chosen(result, timed) else (before, after)
 
 
 def _is_faster(timed: Timed) -> bool:
