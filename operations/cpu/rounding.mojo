@@ -4,6 +4,26 @@ from std.memory import bitcast
 
 
 @always_inline
+def nearest_bits[
+    width: Int, //
+](value: SIMD[DType.float32, width]) -> SIMD[DType.uint32, width]:
+    """Bits whose upper half is the bfloat16 nearest to each value, ties to even;
+    NaN stays NaN.
+
+    Parameters:
+        width: How many.
+
+    Args:
+        value: The values.
+    """
+    var bits = bitcast[DType.uint32, width](value)
+    var nearest = bits + 0x7FFF + ((bits >> 16) & 1)
+    # A carry would make another number of a NaN.
+    var quiet = bits | 0x400000
+    return value.eq(value).select(nearest, quiet)
+
+
+@always_inline
 def rounded[
     width: Int, //, dtype: DType
 ](value: SIMD[DType.float32, width]) -> SIMD[dtype, width]:
@@ -20,11 +40,7 @@ def rounded[
         value: The values.
     """
     comptime if dtype == DType.bfloat16:
-        var bits = bitcast[DType.uint32, width](value)
-        var nearest = bits + 0x7FFF + ((bits >> 16) & 1)
-        # A carry would make another number of a NaN.
-        var quiet = bits | 0x400000
-        var kept = value.eq(value).select(nearest, quiet)
-        return bitcast[dtype, width]((kept >> 16).cast[DType.uint16]())
+        var halves = (nearest_bits(value) >> 16).cast[DType.uint16]()
+        return bitcast[dtype, width](halves)
     else:
         return value.cast[dtype]()

@@ -120,6 +120,59 @@ def test_random_problems_of_winograd(
     assert ("winograd" in ran) == (not problem.is_depthwise and shared == 1)
 
 
+@st.composite
+def depthwise_problems(draw: st.DrawFn) -> ConvProblem:
+    """Draws depthwise problems with the filter widths that have tiles of their own, around the
+    widths of those tiles: channels of less than a vector, of several and of each rest."""
+    channels = draw(st.sampled_from((7, 16, 19, 31, 32, 33, 40, 48, 49, 63, 64, 83)))
+    taps = draw(st.sampled_from((3, 3, 5, 7)))
+    deep = draw(st.booleans())
+    filter_size = (draw(st.integers(1, 3)) if deep else 1, draw(st.integers(1, 5)), taps)
+    stride = (draw(st.integers(1, 2)), draw(st.sampled_from((1, 1, 2))), draw(st.integers(1, 3)))
+    dilation = (draw(st.integers(1, 2)), draw(st.sampled_from((1, 1, 2))), draw(st.integers(1, 2)))
+    pads = [draw(st.integers(0, 4)) for _ in range(6)]
+    if not deep:
+        pads[0] = pads[3] = 0
+    sizes = (
+        max(draw(st.integers(1, longest)), (count - 1) * step + 1 - before - after)
+        for longest, count, step, before, after in zip(
+            (5 if deep else 1, 9, 40), filter_size, dilation, pads[:3], pads[3:], strict=True
+        )
+    )
+    return ConvProblem(
+        batch=draw(st.integers(1, 2)),
+        input_size=tuple(sizes),
+        channels=channels,
+        filters=channels,
+        filter_size=filter_size,
+        stride=stride,
+        dilation=dilation,
+        pad_before=tuple(pads[:3]),
+        pad_after=tuple(pads[3:]),
+        groups=channels,
+    )
+
+
+@pytest.fixture(scope="module")
+def plain_checker(program: Path) -> Iterator[Checker]:
+    """The program, running without any of the instructions that not every CPU has."""
+    with Checker(program, features="") as running:
+        yield running
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=depthwise_problems(), epilogue=st.sampled_from(EPILOGUES), plain=st.booleans())
+def test_random_depthwise_problems(
+    checker: Checker,
+    plain_checker: Checker,
+    problem: ConvProblem,
+    epilogue: tuple[bool, bool, Activation, Layout],
+    plain: bool,
+) -> None:
+    running = plain_checker if plain else checker
+    assert "depthwise" in running.check("depthwise", line_of(problem, *epilogue))
+
+
 @pytest.mark.parametrize(
     ("size", "pads", "depth", "groups"),
     [

@@ -1,9 +1,10 @@
 """Depthwise convolution on the CPU: lanes are channels, registers are pixels.
 
-A tile is `COLUMNS` neighbouring output pixels of one image row by one vector
-of channels, where every tap lies inside the image's width: no tap is checked.
-Pixels at the edges are tiles of their own. The common filter widths at stride 1 and 2 slide: an input pixel is
-loaded once for all the outputs that it reaches.
+Outputs of an epilogue that is a bias and limits are stored from registers. Then
+float32 and float16 have tiles of two image rows at stride 1. Many channels of
+bfloat16 are multiplied two filter rows at a time where the CPU has AVX512-BF16
+(depthwise_dot.mojo), and otherwise loaded two vectors at a time where there are
+registers for both.
 """
 
 from std.collections import Optional
@@ -15,16 +16,18 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..config import LANES, fused_input_refusal
 from ..epilogue import TileStore
+from ..features import AVX512_BF16, has_feature
 from ..named import checked_cut, raise_refusal
 from ..pool import Pool
+from .channels import Lanes
 from .cut import RowCut
-from .image_row import (
-    COLUMNS,
-    MAX_SPAN_FILTERS,
-    ImageRow,
-    InputRow,
-    Span,
+from .depthwise_dot import (
+    DOT_COLUMNS,
+    compute_span_of_dots,
+    names_dot_tile,
 )
+from .depthwise_tile import TileForm, compute_span
+from .image_row import MAX_SPAN_FILTERS, ImageRow, Span
 from .launch import (
     RowKernel,
     RowPlan,
@@ -36,173 +39,43 @@ from .launch import (
 from .sums import DirectOutput, ScratchSums, SumTarget
 
 
-def edge_columns(taps: Int, stride: Int) -> Int:
-    """Pixels of a tile at the edge of an image: as many as "same" padding lets
-    read outside it.
+def pairs_rows(problem: ConvProblem) -> Bool:
+    """Whether a tile may have two image rows: filters of a common width, which
+    read what both rows do at most once.
 
     Args:
-        taps: Of a filter row.
-        stride: Along w.
+        problem: The convolution.
     """
-    return max(1, taps // 2 // stride) if taps > 0 else 1
+    var taps = problem.filter[2]
+    return (
+        (taps == 3 or taps == 5 or taps == 7)
+        and problem.stride[1] == 1
+        and problem.stride[2] == 1
+        and problem.dilation[1] == 1
+        and problem.dilation[2] == 1
+    )
 
 
 @always_inline
-def _slide[
-    x_type: DType,
-    filter_type: DType,
-    width: Int,
-    checked: Bool,
-    taps: Int,
-    stride: Int,
-    columns: Int,
-](
-    row: InputRow[x_type],
-    filter: Reads[filter_type],
-    channel: Int,
-    mut acc: Array[SIMD[DType.float32, width], columns],
-):
-    """Adds one filter row of `taps` side by side: each input pixel is loaded
-    once, for all the output pixels that it reaches."""
-    comptime Vector = SIMD[DType.float32, width]
-    var weights = Array[Vector, taps](fill=Vector(0))
-    comptime for s in range(taps):
-        weights[s] = filter.unsafe_load[width=width](s * row.channels).cast[
-            DType.float32
-        ]()
-    comptime for j in range((columns - 1) * stride + taps):
-        var value = row.load[width, checked](j, channel)
-        comptime for s in range(taps):
-            comptime if j >= s and (j - s) % stride == 0 and (
-                j - s
-            ) // stride < columns:
-                comptime q = (j - s) // stride
-                acc[q] = value.fma(weights[s], acc[q])
+def _cut_channels(span: Span, width: Int) -> Tuple[Span, Span]:
+    """Cuts a span into one of vectors of `width` channels, the last of which may
+    overlap the one before, and one of at most a vector of `LANES`.
 
-
-@always_inline
-def _step[
-    x_type: DType, filter_type: DType, width: Int, checked: Bool, columns: Int
-](
-    row: InputRow[x_type],
-    filter: Reads[filter_type],
-    problem: ConvProblem,
-    channel: Int,
-    mut acc: Array[SIMD[DType.float32, width], columns],
-):
-    """Adds one filter row of any length, stride and dilation, tap by tap."""
-    for s in range(problem.filter[2]):
-        var weight = filter.unsafe_load[width=width](s * row.channels).cast[
-            DType.float32
-        ]()
-        comptime for i in range(columns):
-            acc[i] = row.load[width, checked](
-                s * problem.dilation[2] + i * problem.stride[2], channel
-            ).fma(weight, acc[i])
-
-
-@always_inline
-def _tile[
-    x_type: DType,
-    filter_type: DType,
-    width: Int,
-    checked: Bool,
-    taps: Int,
-    stride: Int,
-    columns: Int,
-](
-    row: ImageRow[x_type],
-    filter: Reads[filter_type],
-    q: Int,
-    channel: Int,
-    target: Some[SumTarget],
-):
-    """Computes `columns` neighbouring pixels by `width` channels.
-
-    With `taps` 0 the filter's width, stride and dilation are run-time values.
+    Args:
+        span: The span, of at least `LANES` channels.
+        width: Twice `LANES`.
     """
-    ref problem = row.problem
-    var acc = Array[SIMD[DType.float32, width], columns](fill=0)
-    for t in range(row.depth.begin, row.depth.end):
-        for r in range(row.height.begin, row.height.end):
-            var tap = (t * problem.filter[1] + r) * problem.filter[2]
-            var weights = filter.unsafe_offset(tap * problem.channels + channel)
-            var pixels = row.input(q, t, r)
-            comptime if taps > 0:
-                _slide[
-                    x_type, filter_type, width, checked, taps, stride, columns
-                ](pixels, weights, channel, acc)
-            else:
-                _step[x_type, filter_type, width, checked, columns](
-                    pixels, weights, problem, channel, acc
-                )
-    var bias = target.bias[width](channel)
-    comptime for i in range(columns):
-        target.store[width](q + i, channel, acc[i], bias)
-
-
-@always_inline
-def _tiles[
-    x_type: DType,
-    filter_type: DType,
-    width: Int,
-    checked: Bool,
-    taps: Int,
-    stride: Int,
-    columns: Int,
-](
-    row: ImageRow[x_type],
-    filter: Reads[filter_type],
-    q: Int,
-    span: Span,
-    target: Some[SumTarget],
-):
-    """Computes `columns` pixels by the channels of a span, the last vector of
-    which overlaps the one before where they do not divide."""
-    var channel = span.begin
-    while channel < span.end:
-        channel = min(channel, span.end - width)
-        _tile[x_type, filter_type, width, checked, taps, stride, columns](
-            row, filter, q, channel, target
-        )
-        channel += width
-
-
-@no_inline
-def _span[
-    x_type: DType,
-    filter_type: DType,
-    width: Int,
-    taps: Int,
-    stride: Int,
-    Target: SumTarget,
-](
-    row: ImageRow[x_type],
-    filter: Reads[filter_type],
-    span: Span,
-    target: Target,
-):
-    """Computes a span of at least `width` channels and `edge_columns` pixels:
-    tiles of `COLUMNS` pixels that read nothing outside the image, and narrower
-    ones beside them. The last tile of each may overlap others."""
-    comptime edge = edge_columns(taps, stride)
-    # A copy: as far as the compiler knows, a sum's store may change an argument.
-    var local = row
-    var inside = local.inside(span)
-    if inside.count() < COLUMNS:
-        inside.end = inside.begin
-    for q in range(span.q, inside.begin, edge):
-        _tiles[x_type, filter_type, width, True, taps, stride, edge](
-            local, filter, min(q, span.q_end - edge), span, target
-        )
-    for q in range(inside.begin, inside.end, COLUMNS):
-        _tiles[x_type, filter_type, width, False, taps, stride, COLUMNS](
-            local, filter, min(q, inside.end - COLUMNS), span, target
-        )
-    for q in range(inside.end, span.q_end, edge):
-        _tiles[x_type, filter_type, width, True, taps, stride, edge](
-            local, filter, min(q, span.q_end - edge), span, target
-        )
+    var wide = span
+    var rest = span
+    var left = span.filters() % width
+    if span.filters() < width:
+        wide.end = span.begin
+    elif 0 < left <= LANES:
+        wide.end = span.end - left
+        rest.begin = span.end - LANES
+    else:
+        rest.begin = span.end
+    return (wide, rest)
 
 
 @fieldwise_init
@@ -224,7 +97,7 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
     ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
         var target = ScratchSums(to, span)
         if span.filters() >= LANES:
-            self._compute(row, span, target)
+            self._compute[Lanes.plain(LANES), 1](row, span, target)
             return
         var part = span
         comptime for halving in range(1, 5):
@@ -232,41 +105,98 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
             comptime if width > 0:
                 part.end = part.begin + width
                 if part.end <= span.end:
-                    _span[dtype, Self.filter_type, width, 0, 0](
+                    comptime form = TileForm(Lanes.plain(width), 0, 0, 1)
+                    compute_span[dtype, Self.filter_type, form](
                         row, self.filter, part, target
                     )
                     part.begin = part.end
 
     def finish[
         dtype: DType
-    ](self, row: ImageRow[dtype], span: Span, output: DirectOutput) -> Bool:
-        comptime if dtype == DType.float32:
-            if span.filters() >= LANES:
-                self._compute(row, span, output)
-                return True
+    ](
+        self,
+        row: ImageRow[dtype],
+        rows: Int,
+        span: Span,
+        output: DirectOutput[dtype],
+    ) -> Int:
+        comptime if dtype.is_integral():
+            return 0
+        else:
+            comptime widest = Lanes.widest(dtype)
+            if span.filters() < LANES:
+                return 0
+            comptime if widest.width > LANES:
+                var wide, rest = _cut_channels(span, widest.width)
+                if wide.filters() > 0:
+                    if not self._compute_dots(row, wide, output):
+                        self._compute[widest, 1](row, wide, output)
+                if rest.filters() > 0:
+                    self._compute[Lanes.plain(LANES), 1](row, rest, output)
+                return 1
+            else:
+                if rows > 1 and pairs_rows(row.problem) and row.slices() == 1:
+                    self._compute[widest, 2](row, span, output)
+                    return 2
+                self._compute[widest, 1](row, span, output)
+                return 1
+
+    @always_inline
+    def _compute_dots[
+        dtype: DType, //
+    ](
+        self, row: ImageRow[dtype], span: Span, target: DirectOutput[dtype]
+    ) -> Bool:
+        """Computes a span by AVX512-BF16, if the CPU has it and there is a tile
+        for the problem."""
+        ref problem = row.problem
+        comptime if (
+            dtype != DType.bfloat16
+            or Self.filter_type != dtype
+            or not names_dot_tile()
+        ):
+            return False
+        if not has_feature(AVX512_BF16) or problem.dilation[2] != 1:
+            return False
+        var filter = rebind[Reads[dtype]](self.filter)
+        var columns = span.q_end - span.q
+        comptime for taps in range(3, 8, 2):
+            comptime for stride in range(1, 3):
+                if problem.filter[2] == taps and problem.stride[2] == stride:
+                    if columns >= DOT_COLUMNS:
+                        compute_span_of_dots[dtype, taps, stride, DOT_COLUMNS](
+                            row, filter, span, target
+                        )
+                    else:
+                        compute_span_of_dots[dtype, taps, stride, 1](
+                            row, filter, span, target
+                        )
+                    return True
         return False
 
     @always_inline
     def _compute[
-        dtype: DType
+        dtype: DType, //, lanes: Lanes, rows: Int
     ](self, row: ImageRow[dtype], span: Span, target: Some[SumTarget]):
         """Computes a span of at least a vector of filters."""
         ref problem = row.problem
         if problem.dilation[2] == 1:
             comptime for taps in range(3, 8, 2):
-                comptime for stride in range(1, 3):
+                comptime for stride in range(1, 3 if rows == 1 else 2):
                     if (
                         problem.filter[2] == taps
                         and problem.stride[2] == stride
-                        and span.q_end - span.q >= edge_columns(taps, stride)
                     ):
-                        _span[dtype, Self.filter_type, LANES, taps, stride](
+                        comptime form = TileForm(lanes, taps, stride, rows)
+                        compute_span[dtype, Self.filter_type, form](
                             row, self.filter, span, target
                         )
                         return
-        _span[dtype, Self.filter_type, LANES, 0, 0](
-            row, self.filter, span, target
-        )
+        comptime if rows == 1:
+            comptime form = TileForm(lanes, 0, 0, 1)
+            compute_span[dtype, Self.filter_type, form](
+                row, self.filter, span, target
+            )
 
 
 @fieldwise_init
@@ -281,10 +211,7 @@ struct DepthwisePlan(ImplicitlyCopyable, Movable, Writable):
         Args:
             writer: Where to.
         """
-        writer.write(
-            t"one channel and one filter a group: lanes are channels, {LANES}"
-            t" at a time"
-        )
+        writer.write("one channel and one filter a group: lanes are channels")
 
 
 struct Depthwise[P: Pool](RowKernel):
@@ -336,7 +263,9 @@ struct Depthwise[P: Pool](RowKernel):
 
     @staticmethod
     def choice(problem: ConvProblem, threads: Int) -> RowCut:
-        return choose_rows(problem, threads, unit=LANES)
+        return choose_rows(
+            problem, threads, unit=LANES, pairs=pairs_rows(problem)
+        )
 
     @staticmethod
     def named_plan(
@@ -380,7 +309,9 @@ struct Depthwise[P: Pool](RowKernel):
                 arguments.activation.data(),
                 arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
-                DirectOutput.of(arguments, problem.filters),
+                DirectOutput[type_of(arguments).Source.dtype].of(
+                    arguments, problem.filters
+                ),
             ),
             queue,
         )

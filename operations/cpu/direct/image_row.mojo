@@ -9,6 +9,7 @@ from std.math import ceildiv
 from ...conv.memory import Reads
 from ...conv.problem import ConvProblem
 from ..pixel import Pixel
+from .channels import Lanes, load_lanes
 
 comptime COLUMNS = 8
 """Output pixels of a tile: as many independent sums as hide the latency of a
@@ -97,6 +98,17 @@ struct ImageRow[dtype: DType](ImplicitlyCopyable, Movable):
         self.row_stride = problem.dilation[1] * input_row
         self.depth = TapRange(problem, 0, origin.at[0])
         self.height = TapRange(problem, 1, origin.at[1])
+
+    def slices(self) -> Int:
+        """Slices of the filter that lie inside the image."""
+        return self.depth.end - self.depth.begin
+
+    def height_below(self) -> TapRange:
+        """The filter's rows that lie inside the image, of the output row below.
+        """
+        ref problem = self.problem
+        var origin = (self.line + 1) * problem.stride[1] - problem.pad_before[1]
+        return TapRange(problem, 1, origin)
 
     def inside(self, span: Span) -> Columns:
         """The columns of a span all of whose taps lie inside the width.
@@ -236,8 +248,8 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
         Args:
             column: The pixel, counted from the row's first one.
         """
-        var w = self.w + column
-        return 0 <= w < self.width
+        # As unsigned numbers, what lies left of the image is far right of it.
+        return UInt(self.w + column) < UInt(self.width)
 
     @always_inline
     def pixel(self, column: Int) -> Reads[Self.dtype]:
@@ -264,14 +276,29 @@ struct InputRow[dtype: DType](ImplicitlyCopyable, Movable):
             column: The pixel, counted from the row's first one.
             channel: The first channel.
         """
+        return rebind[SIMD[DType.float32, width]](
+            self.load_lanes[Lanes.plain(width), checked](column, channel)
+        )
+
+    @always_inline
+    def load_lanes[
+        lanes: Lanes, checked: Bool
+    ](self, column: Int, channel: Int) -> SIMD[DType.float32, lanes.width]:
+        """Loads neighbouring channels of a pixel as lanes.
+
+        Parameters:
+            lanes: The lanes.
+            checked: Whether the pixel may lie left or right of the image,
+                where there are zeros.
+
+        Args:
+            column: The pixel, counted from the row's first one.
+            channel: The first channel.
+        """
         comptime if checked:
             if not self.contains(column):
-                return SIMD[DType.float32, width](0)
-        var values = (
-            self.pixel(column)
-            .unsafe_load[width=width](channel)
-            .cast[DType.float32]()
-        )
+                return SIMD[DType.float32, lanes.width](0)
+        var values = load_lanes[lanes](self.pixel(column), channel)
         comptime if Self.dtype.is_integral():
             return values - self.zero
         return values

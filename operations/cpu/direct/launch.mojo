@@ -32,7 +32,12 @@ comptime MIN_TASK_COLUMNS = 32
 
 
 def choose_rows(
-    problem: ConvProblem, threads: Int, *, unit: Int, cuts_columns: Bool = False
+    problem: ConvProblem,
+    threads: Int,
+    *,
+    unit: Int,
+    cuts_columns: Bool = False,
+    pairs: Bool = False,
 ) -> RowCut:
     """Cuts by rows and, if they are few, so that a single row still feeds every
     thread.
@@ -42,18 +47,23 @@ def choose_rows(
         threads: How many threads there are.
         unit: What a block should be a multiple of.
         cuts_columns: Whether blocks are of columns.
+        pairs: Whether two rows are computed together.
     """
     var all = image_rows(problem)
+    var rows = max(1, min(MAX_TASK_ROWS, all // (threads * THREAD_TASKS)))
+    if pairs:
+        rows = min(all, max(2, rows // 2 * 2))
     var extent = problem.output[2] if cuts_columns else problem.filters
     var blocks = min(
-        ceildiv(extent, unit), ceildiv(threads * THREAD_BLOCKS, all)
+        ceildiv(extent, unit),
+        ceildiv(threads * THREAD_BLOCKS, ceildiv(all, rows)),
     )
     var block = ceildiv(ceildiv(extent, blocks), unit) * unit
     if cuts_columns:
         block = min(block, ceildiv(extent, COLUMNS) * COLUMNS)
     return RowCut(
         cuts_columns=1 if cuts_columns else 0,
-        rows=max(1, min(MAX_TASK_ROWS, all // (threads * THREAD_TASKS))),
+        rows=rows,
         block=block,
     )
 
@@ -164,25 +174,33 @@ trait SpanKernel(Deinitable, ImplicitlyCopyable):
 
     def finish[
         dtype: DType
-    ](self, row: ImageRow[dtype], span: Span, output: DirectOutput) -> Bool:
-        """Computes a span and stores its outputs, if the kernel can.
+    ](
+        self,
+        row: ImageRow[dtype],
+        rows: Int,
+        span: Span,
+        output: DirectOutput[dtype],
+    ) -> Int:
+        """Computes a span of some image rows and stores its outputs, if the
+        kernel can.
 
         Parameters:
-            dtype: Of the activation.
+            dtype: Of activation and output.
 
         Args:
-            row: The image row.
+            row: The first image row.
+            rows: How many rows of its plane may be computed, at least 1.
             span: Which columns and filters.
-            output: The output of the row.
+            output: The output of the first row.
 
         Returns:
-            Whether it has.
+            Of how many rows it has.
         """
-        return False
+        return 0
 
 
 @always_inline
-def _run_row[
+def _run_rows[
     dtype: DType
 ](
     kernel: Some[SpanKernel],
@@ -190,16 +208,29 @@ def _run_row[
     activation: Reads[dtype],
     zero: Float32,
     output: TileStore,
-    direct: Optional[DirectOutput],
+    direct: Optional[DirectOutput[dtype]],
     index: Int,
+    rows: Int,
     part: Span,
     sums: Writes[DType.float32],
-):
-    """Computes a part of a row of the output image, of any size."""
+) -> Int:
+    """Computes a part of a row of the output image, of any size, and of as many
+    below it, up to `rows` together, as the kernel takes with it.
+
+    Returns:
+        How many rows.
+    """
     var row = ImageRow(activation, problem, index, zero)
     var first = index * problem.output[2]
-    if direct and kernel.finish(row, part, direct.value().behind(first)):
-        return
+    if direct:
+        var finished = kernel.finish(
+            row,
+            min(rows, problem.output[1] - row.line),
+            part,
+            direct.value().behind(first),
+        )
+        if finished > 0:
+            return finished
     var block = kernel.filters_at_once(part.filters())
     for filter in range(part.begin, part.end, block):
         var filters = min(part.end - filter, block)
@@ -213,6 +244,7 @@ def _run_row[
                 sums,
                 filters,
             )
+    return 1
 
 
 struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
@@ -234,7 +266,7 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
     """What stands for 0 in it, where it is integers."""
     var output: TileStore
     """The epilogue and the output."""
-    var direct: Optional[DirectOutput]
+    var direct: Optional[DirectOutput[Self.element_type]]
     """The output, if sums may go there from registers."""
 
     def __init__(
@@ -245,7 +277,7 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
         activation: Reads[Self.element_type],
         zero: Float32,
         output: TileStore,
-        direct: Optional[DirectOutput] = None,
+        direct: Optional[DirectOutput[Self.element_type]] = None,
     ):
         """The tasks of a launch.
 
@@ -272,15 +304,16 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
         var part = self.plan.part(self.problem, block)
         var first = row_block * self.plan.rows
         var end = min(self.plan.image_rows, first + self.plan.rows)
-        for index in range(first, end):
-            _run_row(
+        while first < end:
+            first += _run_rows(
                 self.kernel,
                 self.problem,
                 self.activation,
                 self.zero,
                 self.output,
                 self.direct,
-                index,
+                first,
+                end - first,
                 part,
                 scratch,
             )

@@ -7,17 +7,20 @@ from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.operands import Arguments
 from ...conv.epilogue import clamped
 from ..form import FORM_IDENTITY, FORM_LIMITS, Form, Limits
+from .channels import ORDER_PLAIN, Lanes, load_lanes, rounded_lanes
 from .image_row import Span
 
 
 trait SumTarget(ImplicitlyCopyable):
     """Takes the sums of an image row's pixels."""
 
-    def bias[width: Int](self, filter: Int) -> SIMD[DType.float32, width]:
+    def bias[
+        lanes: Lanes
+    ](self, filter: Int) -> SIMD[DType.float32, lanes.width]:
         """What belongs to neighbouring filters, for `store`.
 
         Parameters:
-            width: How many filters.
+            lanes: The filters.
 
         Args:
             filter: The first filter.
@@ -25,21 +28,21 @@ trait SumTarget(ImplicitlyCopyable):
         ...
 
     def store[
-        width: Int
+        lanes: Lanes
     ](
         self,
         column: Int,
         filter: Int,
-        sum: SIMD[DType.float32, width],
-        bias: SIMD[DType.float32, width],
+        sum: SIMD[DType.float32, lanes.width],
+        bias: SIMD[DType.float32, lanes.width],
     ):
         """Takes the sums of neighbouring filters of one pixel.
 
         Parameters:
-            width: How many filters.
+            lanes: The filters.
 
         Args:
-            column: The pixel's column.
+            column: The pixel's column, counted on over the rows below.
             filter: The first filter.
             sum: The sums.
             bias: What `bias` returned for the filters.
@@ -55,38 +58,47 @@ struct ScratchSums(SumTarget):
     var span: Span
 
     @always_inline
-    def bias[width: Int](self, filter: Int) -> SIMD[DType.float32, width]:
-        return SIMD[DType.float32, width](0)
+    def bias[
+        lanes: Lanes
+    ](self, filter: Int) -> SIMD[DType.float32, lanes.width]:
+        return SIMD[DType.float32, lanes.width](0)
 
     @always_inline
     def store[
-        width: Int
+        lanes: Lanes
     ](
         self,
         column: Int,
         filter: Int,
-        sum: SIMD[DType.float32, width],
-        bias: SIMD[DType.float32, width],
+        sum: SIMD[DType.float32, lanes.width],
+        bias: SIMD[DType.float32, lanes.width],
     ):
+        comptime assert (
+            lanes.order == ORDER_PLAIN
+        ), "sums lie in the order of the filters"
         ref span = self.span
         var at = (column - span.q) * span.filters() + filter - span.begin
         self.elements.unsafe_store(at, sum)
 
 
 @fieldwise_init
-struct DirectOutput(SumTarget):
-    """Float32 outputs in memory, of an epilogue that is a bias and limits."""
+struct DirectOutput[dtype: DType](SumTarget):
+    """Outputs in memory, of an epilogue that is a bias and limits.
 
-    var elements: Writes[DType.float32]
+    Parameters:
+        dtype: Of activation, bias and output, a float.
+    """
+
+    var elements: Writes[Self.dtype]
     """Of the first pixel that is stored."""
     var filters: Int
     """Elements between two pixels."""
     var has_bias: Bool
-    var _bias: Reads[DType.float32]
+    var _bias: Reads[Self.dtype]
     var limits: Limits
 
     @staticmethod
-    def of(arguments: Arguments, filters: Int) -> Optional[DirectOutput]:
+    def of(arguments: Arguments, filters: Int) -> Optional[Self]:
         """The output of an op, if its epilogue and its types are such.
 
         Args:
@@ -96,7 +108,7 @@ struct DirectOutput(SumTarget):
         comptime Call = type_of(arguments)
         comptime Output = Call.Output
         comptime if (
-            Output.dtype != DType.float32
+            Output.dtype != Self.dtype
             or Output.stores
             or Output.computes
             or Output.interleaved != 0
@@ -107,24 +119,18 @@ struct DirectOutput(SumTarget):
             var form = Form[
                 Call.bias_type, Call.residual_type, False, Output.dtype
             ](arguments.epilogue, arguments.quantization)
-            var elements = rebind[Writes[DType.float32]](
-                arguments.output.data()
-            )
+            var elements = rebind[Writes[Self.dtype]](arguments.output.data())
             if form.kind == FORM_IDENTITY:
                 # Nothing at this address is read.
-                var nothing = Reads[DType.float32](
-                    unsafe_from_address=CACHE_LINE
-                )
-                return DirectOutput(
-                    elements, filters, False, nothing, Limits.none()
-                )
-            comptime if Call.bias_type == DType.float32:
+                var nothing = Reads[Self.dtype](unsafe_from_address=CACHE_LINE)
+                return Self(elements, filters, False, nothing, Limits.none())
+            comptime if Call.bias_type == Self.dtype:
                 if form.kind == FORM_LIMITS:
-                    return DirectOutput(
+                    return Self(
                         elements,
                         filters,
                         True,
-                        rebind[Reads[DType.float32]](arguments.epilogue.bias),
+                        rebind[Reads[Self.dtype]](arguments.epilogue.bias),
                         form.limits,
                     )
             return None
@@ -141,23 +147,26 @@ struct DirectOutput(SumTarget):
         return rest
 
     @always_inline
-    def bias[width: Int](self, filter: Int) -> SIMD[DType.float32, width]:
+    def bias[
+        lanes: Lanes
+    ](self, filter: Int) -> SIMD[DType.float32, lanes.width]:
         if self.has_bias:
-            return self._bias.unsafe_load[width=width](filter)
+            return load_lanes[lanes](self._bias, filter)
         # The number that changes no sum, not even a zero.
-        return SIMD[DType.float32, width](-0.0)
+        return SIMD[DType.float32, lanes.width](-0.0)
 
     @always_inline
     def store[
-        width: Int
+        lanes: Lanes
     ](
         self,
         column: Int,
         filter: Int,
-        sum: SIMD[DType.float32, width],
-        bias: SIMD[DType.float32, width],
+        sum: SIMD[DType.float32, lanes.width],
+        bias: SIMD[DType.float32, lanes.width],
     ):
-        self.elements.unsafe_store(
+        var value = clamped(sum + bias, self.limits.low, self.limits.high)
+        self.elements.unsafe_store[alignment=1](
             column * self.filters + filter,
-            clamped(sum + bias, self.limits.low, self.limits.high),
+            rounded_lanes[lanes, Self.dtype](value),
         )
