@@ -125,7 +125,7 @@ def shrink(problem: ConvProblem) -> ConvProblem:
             continue
         scale = 2 if problem.groups == 1 else 1
         groups = problem.groups if scale == 2 else problem.groups // 2
-        channels, filters = int(problem.channels) // 2, int(problem.filters) // 2
+        channels, filters = (max(1, int(n) // 2) for n in (problem.channels, problem.filters))
         problem = dataclasses.replace(problem, channels=channels, filters=filters, groups=groups)
     return problem
 
