@@ -11,10 +11,29 @@ comptime MAX_SPLIT_K = MAX_CLUSTER
 """Blocks that share a tile, at most."""
 
 
+@always_inline
+def even_part(
+    least: UInt32, longer: UInt32, part: UInt32
+) -> Tuple[UInt32, UInt32]:
+    """One of several parts that are as equal as can be: the first ones have one
+    more where there is a remainder.
+
+    Args:
+        least: What each has.
+        longer: Parts that have one more.
+        part: Which.
+
+    Returns:
+        What lies before it, and what it has.
+    """
+    var first = part * least + min(part, longer)
+    return first, least + UInt32(part < longer)
+
+
 @fieldwise_init
 struct SplitK(TrivialRegisterPassable):
     """How the steps of a tile's sum are divided among the blocks that share it:
-    evenly; the first blocks have one more where there is a remainder."""
+    by `even_part`."""
 
     var count: Divisor
     """Blocks that share a tile."""
@@ -49,8 +68,4 @@ struct SplitK(TrivialRegisterPassable):
         Returns:
             The activation stages before its own, and its own.
         """
-        var first = split * self.rounds + min(split, self.longer)
-        var rounds = self.rounds
-        if split < self.longer:
-            rounds += 1
-        return first, rounds
+        return even_part(self.rounds, self.longer, split)

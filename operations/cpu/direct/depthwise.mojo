@@ -26,7 +26,7 @@ from .depthwise_dot import (
     compute_span_of_dots,
     names_dot_tile,
 )
-from .depthwise_tile import TileForm, compute_span
+from .depthwise_tile import COMMON_TAPS, TileForm, compute_span
 from .image_row import MAX_SPAN_FILTERS, ImageRow, Span
 from .launch import (
     RowKernel,
@@ -46,9 +46,8 @@ def pairs_rows(problem: ConvProblem) -> Bool:
     Args:
         problem: The convolution.
     """
-    var taps = problem.filter[2]
     return (
-        (taps == 3 or taps == 5 or taps == 7)
+        problem.filter[2] in materialize[COMMON_TAPS]()
         and problem.stride[1] == 1
         and problem.stride[2] == 1
         and problem.dilation[1] == 1
@@ -160,7 +159,7 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
             return False
         var filter = rebind[Reads[dtype]](self.filter)
         var columns = span.q_end - span.q
-        comptime for taps in range(3, 8, 2):
+        comptime for taps in COMMON_TAPS:
             comptime for stride in range(1, 3):
                 if problem.filter[2] == taps and problem.stride[2] == stride:
                     if columns >= DOT_COLUMNS:
@@ -181,7 +180,7 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
         """Computes a span of at least a vector of filters."""
         ref problem = row.problem
         if problem.dilation[2] == 1:
-            comptime for taps in range(3, 8, 2):
+            comptime for taps in COMMON_TAPS:
                 comptime for stride in range(1, 3 if rows == 1 else 2):
                     if (
                         problem.filter[2] == taps

@@ -14,7 +14,7 @@ from ...conv.fields import PANEL
 from ...conv.memory import Reads, sum_type
 from ..dot.vectors import Avx512Bf16
 from .channels import ORDER_UNPACKED, Lanes, unpacked_words
-from .depthwise_tile import TileInput
+from .depthwise_tile import TileInput, reached
 from .image_row import ImageRow, InputRow, Span
 from .sums import SumTarget
 
@@ -115,10 +115,9 @@ def _slide[
         comptime for half in range(2):
             var pixel = _unpacked[half](first_words, second_words)
             comptime for s in range(taps):
-                comptime if j >= s and (j - s) % stride == 0 and (
-                    j - s
-                ) // stride < columns:
-                    comptime at = 2 * ((j - s) // stride) + half
+                comptime column = reached(j, s, stride, columns)
+                comptime if column >= 0:
+                    comptime at = 2 * column + half
                     acc[at] = _add(acc[at], pixel, weights[2 * s + half])
 
 

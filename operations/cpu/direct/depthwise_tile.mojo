@@ -14,6 +14,9 @@ from .channels import ORDER_SPLIT, Lanes, load_lanes
 from .image_row import COLUMNS, ImageRow, InputRow, Span
 from .sums import SumTarget
 
+comptime COMMON_TAPS = [3, 5, 7]
+"""Filter widths that have tiles of their own, without dilation."""
+
 comptime SPLIT_COLUMNS = 7
 """Columns of a tile of split lanes, which divide those of most images."""
 
@@ -49,6 +52,20 @@ struct TileForm(ImplicitlyCopyable, Movable):
     def narrow_columns(self) -> Int:
         """Output columns, where the span has fewer than `columns`."""
         return PAIR_COLUMNS if self.taps > 0 else 1
+
+
+def reached(pixel: Int, tap: Int, stride: Int, columns: Int) -> Int:
+    """The column of a tile whose filter meets an input pixel with a tap, or -1 if
+    none does.
+
+    Args:
+        pixel: Counted from what the first column's tap 0 reads.
+        tap: Of the filter row, without dilation.
+        stride: Pixels between two columns.
+        columns: Of the tile.
+    """
+    var column, rest = divmod(pixel - tap, stride)
+    return column if rest == 0 and 0 <= column < columns else -1
 
 
 @always_inline
@@ -88,12 +105,9 @@ def _slide[
         var value = line.load_lanes[form.lanes, checked](j, 0)
         comptime for i in range(rows):
             comptime for s in range(taps):
-                comptime if j >= s and (j - s) % form.stride == 0 and (
-                    j - s
-                ) // form.stride < columns:
-                    comptime at = (first_row + i) * columns + (
-                        j - s
-                    ) // form.stride
+                comptime column = reached(j, s, form.stride, columns)
+                comptime if column >= 0:
+                    comptime at = (first_row + i) * columns + column
                     acc[at] = value.fma(weights[i * taps + s], acc[at])
 
 

@@ -109,7 +109,7 @@ struct ConvKernel[
     comptime visitor_bytes = (
         Self.config.consumers * Self.Epilogue.visitor_bytes()
     )
-    """The visitor's part of it."""
+    """Shared memory of all consumers' visitors."""
     comptime exchange_bytes = Self.config.separate_exchange_bytes(
         Self.visitor_bytes
     )

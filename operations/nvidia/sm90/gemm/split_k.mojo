@@ -25,6 +25,7 @@ from ...pipeline.exchange import (
     send_peer,
 )
 from ...limits import WARPGROUP
+from ...split_k import even_part
 from ...tma.copy import SharedAddress
 from .config import SPLIT_COUNTS, Sm90Config
 from .epilogue_values import set_values, values_of
@@ -103,26 +104,8 @@ struct OwnSubtiles(TrivialRegisterPassable):
         var least, longer = geometry.split_k.count.split(
             UInt32(subtiles // parts)
         )
-        var first = tile.split * least + min(tile.split, longer)
-        var count = least + UInt32(tile.split < longer)
+        var first, count = even_part(least, longer, tile.split)
         return Self(first * UInt32(parts), count * UInt32(parts))
-
-    @staticmethod
-    def known(blocks: Int, parts: Int, count: Int, split: Int) -> Self:
-        """The same, of a block that is known when compiling.
-
-        Args:
-            blocks: Of pixels, of a consumer's part.
-            parts: Sub-tiles of each.
-            count: Thread blocks that share the tile.
-            split: Which of them.
-        """
-        var least, longer = divmod(blocks, count)
-        var first = split * least + min(split, longer)
-        return Self(
-            UInt32(first * parts),
-            UInt32((least + Int(split < longer)) * parts),
-        )
 
     @always_inline
     def end(self) -> UInt32:
@@ -137,6 +120,52 @@ struct OwnSubtiles(TrivialRegisterPassable):
             subtile: Its number, in the order of visits.
         """
         return subtile - self.first < self.count
+
+
+struct Shares[layout: VisitLayout, subtiles: Int, count: Int]:
+    """What blocks send each other of a consumer's part of a tile.
+
+    Parameters:
+        layout: How the part is cut up.
+        subtiles: Of the part.
+        count: Blocks that share the tile.
+    """
+
+    comptime parts = Self.layout.filter_subtiles
+    """Sub-tiles of a block of pixels."""
+    comptime blocks = Self.subtiles // Self.parts
+    """Of pixels."""
+    comptime size = Self.layout.values()
+    """A thread's values of a sub-tile."""
+    comptime quads = Self.size // QUAD
+    """The same, in accesses."""
+    comptime subtile_bytes = Self.quads * WARPGROUP * QUAD_BYTES
+    comptime most = ceildiv(Self.blocks, Self.count) * Self.parts
+    """Sub-tiles that a block stores, at most."""
+    comptime bytes = Self.most * Self.subtile_bytes
+    """Between what two blocks send."""
+
+    @staticmethod
+    def of(split: Int) -> OwnSubtiles:
+        """The sub-tiles that a block stores.
+
+        Args:
+            split: Which of the blocks that share the tile.
+        """
+        var least, longer = divmod(UInt32(Self.blocks), UInt32(Self.count))
+        var first, own = even_part(least, longer, UInt32(split))
+        return OwnSubtiles(first * UInt32(Self.parts), own * UInt32(Self.parts))
+
+    @staticmethod
+    @always_inline
+    def offset(block: UInt32, owner: UInt32) -> UInt32:
+        """Where a block's sums lie among those that another one gets.
+
+        Args:
+            block: Whose sums.
+            owner: Who gets them.
+        """
+        return (block - UInt32(block > owner)) * UInt32(Self.bytes)
 
 
 @fieldwise_init
@@ -274,22 +303,16 @@ def _exchange[
 ):
     """`sum_splits` of a tile that `count` blocks share, of which this one is
     `split`."""
-    comptime parts = layout.filter_subtiles
-    comptime blocks = subtiles // parts
-    comptime most = ceildiv(blocks, count) * parts
-    comptime size = layout.values()
-    comptime quads = size // QUAD
-    comptime subtile_bytes = quads * WARPGROUP * QUAD_BYTES
-    comptime share_bytes = UInt32(most * subtile_bytes)
+    comptime S = Shares[layout, subtiles, count]
     comptime assert (
         count - 1
-    ) * most * subtile_bytes * config.consumers <= config.exchange_bytes(), (
+    ) * S.bytes * config.consumers <= config.exchange_bytes(), (
         "there is room for the sums of the other blocks"
     )
     var memory = exchange.address(consumer) + thread * QUAD_BYTES
     if thread == 0:
         exchange.shares(consumer).arrive_expecting(
-            Int(own.count) * (count - 1) * subtile_bytes
+            Int(own.count) * (count - 1) * S.subtile_bytes
         )
     comptime if in_rings:
         exchange.free().wait(0)
@@ -300,9 +323,9 @@ def _exchange[
     comptime for subtile in range(subtiles):
         if own.has(UInt32(subtile)):
             var share = memory + (UInt32(subtile) - own.first) * UInt32(
-                subtile_bytes
+                S.subtile_bytes
             )
-            comptime for quad in range(quads):
+            comptime for quad in range(S.quads):
                 comptime first = quad * QUAD
                 var this = bitcast[dtype](
                     values_of[layout, subtile, first, QUAD, as_bits=True](
@@ -315,10 +338,8 @@ def _exchange[
                 comptime for block in range(1, count):
                     var part = this
                     if split != UInt32(block):
-                        var slot = _slot(UInt32(block), split)
-                        part = _load[dtype](
-                            _quad_address(share + slot * share_bytes, quad)
-                        )
+                        var at = share + S.offset(UInt32(block), split)
+                        part = _load[dtype](_quad_address(at, quad))
                     sum += part
                 set_values[layout, subtile, first, QUAD](accumulators, sum)
 
@@ -340,46 +361,27 @@ def _send[
 ):
     """Sends the other blocks' sub-tiles from registers, `QUAD` values at a time.
     """
-    comptime parts = layout.filter_subtiles
-    comptime blocks = subtiles // parts
-    comptime size = layout.values()
-    comptime quads = size // QUAD
-    comptime subtile_bytes = quads * WARPGROUP * QUAD_BYTES
-    comptime share_bytes = UInt32(
-        ceildiv(blocks, count) * parts * subtile_bytes
-    )
+    comptime S = Shares[layout, subtiles, count]
     var memory = exchange.address(consumer) + thread * QUAD_BYTES
     comptime for block in range(count):
         if split != UInt32(block):
-            comptime theirs = OwnSubtiles.known(blocks, parts, count, block)
+            comptime theirs = S.of(block)
             var barrier = peer_address(
                 exchange.shares(consumer).address, UInt32(block)
             )
             var share = peer_address(
-                memory + _slot(split, UInt32(block)) * share_bytes,
-                UInt32(block),
+                memory + S.offset(split, UInt32(block)), UInt32(block)
             )
             comptime for i in range(Int(theirs.count)):
                 var values = values_of[
-                    layout, Int(theirs.first) + i, 0, size, as_bits=True
+                    layout, Int(theirs.first) + i, 0, S.size, as_bits=True
                 ](accumulators)
-                comptime for quad in range(quads):
+                comptime for quad in range(S.quads):
                     send_peer(
-                        _quad_address(share, i * quads + quad),
+                        _quad_address(share, i * S.quads + quad),
                         barrier,
                         values.slice[QUAD, offset=quad * QUAD](),
                     )
-
-
-@always_inline
-def _slot(block: UInt32, owner: UInt32) -> UInt32:
-    """The place of a block's sums among those that another one gets.
-
-    Args:
-        block: Whose sums.
-        owner: Who gets them.
-    """
-    return block - UInt32(block > owner)
 
 
 @always_inline
