@@ -151,6 +151,18 @@ def test_what_was_measured_in_part_is_none(configurations: Configurations) -> No
     ).rows
 
 
+def test_rows_of_the_table_before_stay(configurations: Configurations) -> None:
+    measured = summary(configurations, dict.fromkeys(WORKS, 1.1))
+    tuned = tables.select(measured, device="a", driver="1", units=132)
+    (row,) = tuned.rows
+    slower = replace(row, configuration=row.configuration | {"halo": 5})
+    other = replace(row, problem="other", numbers=(2, *row.numbers[1:]))
+    kept = tables.keeping(tuned, replace(tuned, rows=(slower, other)))
+    assert kept.rows == tuple(sorted((row, other), key=lambda each: each.problem))
+    with pytest.raises(ValueError, match="--keep: a table of b with 132 multiprocessors, but"):
+        tables.keeping(tuned, replace(tuned, device="b"))
+
+
 def test_a_table_is_read_as_it_was_written(configurations: Configurations, tmp_path: Path) -> None:
     measured = summary(configurations, dict.fromkeys(WORKS, 1.1))
     tuned = tables.select(measured, device="a", driver="1", units=132, date="2026-01-02")

@@ -123,6 +123,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --tuned: pairs of a folder of --build and its results, of other devices where a "
         "row must be faster too",
     )
+    group.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="with --tuned: the table that dispatch had where it was measured, whose rows stay "
+        "unless another is faster (YAML)",
+    )
 
 
 def asks(args: argparse.Namespace) -> bool:
@@ -241,7 +248,7 @@ def _summaries(option: str, folders: Sequence[Path]) -> dict[Path, Summary]:
 def _write_tuned(args: argparse.Namespace, summary: Summary, results: Path) -> None:
     """Writes the tuned table."""
     from .results import environment_of, units_of
-    from .tuned import select, write
+    from .tuned import keeping, read, select, write
 
     where = environment_of(results)
     confirmed = {
@@ -255,5 +262,7 @@ def _write_tuned(args: argparse.Namespace, summary: Summary, results: Path) -> N
         units=units_of(results),
         confirmed=confirmed,
     )
+    if args.keep is not None:
+        tuned = keeping(tuned, read(args.keep))
     write(args.tuned, tuned)
     print(f"{len(tuned.rows)} problems written to {args.tuned}")

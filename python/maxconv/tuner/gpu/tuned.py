@@ -11,7 +11,7 @@ import datetime
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,17 @@ from .problems import DTYPE
 from .results import Summary, gain_of
 from .run import WORKS, Result, Timed
 
-__all__ = ["MODULE", "Tuned", "TunedRow", "mojo_source", "problem_key", "read", "select", "write"]
+__all__ = [
+    "MODULE",
+    "Tuned",
+    "TunedRow",
+    "keeping",
+    "mojo_source",
+    "problem_key",
+    "read",
+    "select",
+    "write",
+]
 
 #: What ``mojo_source`` is written to.
 MODULE = OPERATIONS / "nvidia" / "sm90" / "gemm" / "tuned_rows.mojo"
@@ -119,6 +129,26 @@ def select(
     rows.sort(key=lambda row: row.problem)
     today = date or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return Tuned(device, driver, 90, units, today, tuple(rows))
+
+
+def keeping(tuned: Tuned, before: Tuned) -> Tuned:
+    """Returns a table and those rows of the one before it whose problems it lacks.
+
+    Args:
+        tuned: What measurements selected beside dispatch, which had ``before``.
+        before: That table, of the same device.
+
+    Raises:
+        ValueError: ``before`` is another device's.
+    """
+    here, there = ((each.device, each.units) for each in (tuned, before))
+    if here != there:
+        raise ValueError(
+            f"--keep: a table of {there[0]} with {there[1]} multiprocessors, but measured was "
+            f"{here[0]} with {here[1]}"
+        )
+    rows = {row.numbers: row for row in before.rows} | {row.numbers: row for row in tuned.rows}
+    return replace(tuned, rows=tuple(sorted(rows.values(), key=lambda row: row.problem)))
 
 
 def _by_problem(summary: Summary) -> dict[tuple[int, ...], dict[str, Result]]:
