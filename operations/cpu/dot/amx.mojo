@@ -193,6 +193,10 @@ struct Amx(DotUnit):
         return None
 
     @staticmethod
+    def tile_rows(rows: Int) -> Int:
+        return min(Self.rows, rows)
+
+    @staticmethod
     def build_refusal() -> Optional[String]:
         comptime if CompilationTarget.is_x86():
             return None

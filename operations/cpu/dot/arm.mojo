@@ -190,6 +190,10 @@ struct MatrixUnit[emulated: Bool](DotUnit):
         return None
 
     @staticmethod
+    def tile_rows(rows: Int) -> Int:
+        return min(Self.rows, rows)
+
+    @staticmethod
     def build_refusal() -> Optional[String]:
         comptime if CompilationTarget.has_neon() or Self.emulated:
             return None

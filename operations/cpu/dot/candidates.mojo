@@ -177,9 +177,7 @@ def make_blocking[
         blocking.line_stride = (
             problem.stride[1] * blocking.input_columns * channels
         )
-        blocking.flat = problem.stride[1] == 1 and problem.stride[2] == 1
-        if blocking.flat:
-            blocking.pitch = blocking.input_columns
+        blocking.flat = False
         blocking.block_elements = (
             problem.filter[0]
             * blocking.input_lines
@@ -188,6 +186,14 @@ def make_blocking[
             + unit
             + copy_width(types.input)
         )
+        if problem.stride[1] == 1 and problem.stride[2] == 1:
+            var flat = blocking
+            flat.flat = True
+            flat.pitch = blocking.input_columns
+            if U.tiles == 1 or _multiply_cycles[U](
+                problem, types, flat
+            ) < _multiply_cycles[U](problem, types, blocking):
+                return flat
     return blocking
 
 
@@ -374,22 +380,39 @@ def _multiply_cycles[
     ref cut = blocking.cut
     var strips = Strips.of[U](blocking, cut.lines, cut.columns)
     var step = min(cut.panels, strips.panels)
-    var across = strips.count * ceildiv(cut.panels, step)
-    var chunk = U.chunk_cycles(strips.rows, step)
+    var chunks = Float64(blocking.chunks)
+    comptime if U.step_words < CHUNK_WORDS:
+        chunks = Float64(blocking.words()) / Float64(CHUNK_WORDS)
     if cut.access == ACCESS_MATRIX:
         var apart = L1_WAY_BYTES // gcd(
             blocking.row_stride * element_bytes(types.input), L1_WAY_BYTES
         )
-        if ceildiv(strips.rows, apart) > L1_WAYS // 2:
-            chunk *= CONFLICT_SHARE
-    var chunks = Float64(blocking.chunks)
-    comptime if U.step_words < CHUNK_WORDS:
-        chunks = Float64(blocking.words()) / Float64(CHUNK_WORDS)
-    var tile = chunk * chunks + TILE_CYCLES
-    var strip = Float64(strips.tiles()) * tile
-    strip += Float64(strips.stores()) * STORED_CYCLES
+        var rows = min(strips.rows, strips.positions)
+        if ceildiv(rows, apart) > L1_WAYS // 2:
+            chunks *= CONFLICT_SHARE
+    var panels = Float64(strips.lines) * _line_cycles[U](strips, step, chunks)
+    panels += Float64(strips.stores()) * STORED_CYCLES
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
-    return Float64(across) * strip + Float64(outputs) * STORE_CYCLES
+    return (
+        Float64(ceildiv(cut.panels, step)) * panels
+        + Float64(outputs) * STORE_CYCLES
+    )
+
+
+def _line_cycles[
+    U: DotUnit
+](strips: Strips, panels: Int, chunks: Float64) -> Float64:
+    """Of multiplying a line by the panels of a tile."""
+    var cycles: Float64 = 0
+    var left = strips.positions
+    while left > 0:
+        var rows = U.tile_rows(min(left, strips.rows))
+        # All whole tiles at once, unless a smaller one goes in front.
+        var tiles = max(1, left // rows if rows == strips.rows else 1)
+        var tile = U.chunk_cycles(rows, panels) * chunks + TILE_CYCLES
+        cycles += Float64(tiles) * tile
+        left -= tiles * rows
+    return cycles
 
 
 @fieldwise_init

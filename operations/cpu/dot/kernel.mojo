@@ -22,6 +22,7 @@ from ..accumulators import Accumulators, OutputTile
 from ..epilogue import TileStore
 from ..gemm.scheduler import RowTile, gathered_stride
 from ..gemm.tile_io import Columns, gather_rows
+from .edges import edges_of
 from .few_filters import MAX_FEW_FILTERS, unpack_filters
 from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 from .scheduler import (
@@ -155,7 +156,8 @@ def widens_slices[
     if panels_together[U](dtype, panel, cut.panels, 0) > 0:
         return False
     var strips = Strips.of[U](blocking, cut.lines, cut.columns)
-    return strips.count * strips.stores() == 1 and strips.stored >= SLICED_ROWS
+    var rows = strips.lines * strips.positions
+    return strips.stores() == 1 and rows >= SLICED_ROWS
 
 
 def widened_elements[
@@ -266,10 +268,12 @@ struct Place(ImplicitlyCopyable, Movable):
     """The first."""
     var panels: Int
     var line: Int
-    """The strip's."""
+    """The first."""
+    var lines: Int
     var first: Int
-    """Position of the strip."""
+    """Position of each line."""
     var rows: Int
+    """Positions of each line."""
     var stage: Int
     """The buffer of its sums."""
 
@@ -297,6 +301,8 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
     """Filters that are few, or 0."""
     var slices: Bool
     """See `widens_slices`."""
+    var skips: Bool
+    """Whether products with padding may be left out: where it is zeros."""
 
     def __init__(
         out self,
@@ -324,6 +330,12 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         self.few = few_filters[Self.U](params.problem, dtype)
         self.slices = widens_slices[Self.U](
             params.problem, dtype, params.blocking
+        )
+        self.skips = (
+            Self.U.tiles > 1
+            and self.few == 0
+            and not Self.U.flips(dtype)
+            and params.zero_point == 0
         )
 
     @always_inline
@@ -400,6 +412,7 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         panel: Int,
         panels: Int,
         line: Int,
+        lines: Int,
         first: Int,
         rows: Int,
     ):
@@ -410,10 +423,11 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
             panel: See `Place`, like the others.
             panels: The same.
             line: The same.
+            lines: The same.
             first: The same.
             rows: The same.
         """
-        var place = Place(panel, panels, line, first, rows, self.stage)
+        var place = Place(panel, panels, line, lines, first, rows, self.stage)
         ref blocking = self.params.blocking
         comptime spread = Self.U.spread(Self.Source.dtype)
         var offset = (
@@ -425,10 +439,21 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
             place.rows,
             spread * blocking.row_stride,
             self.scratch.offsets.as_imm(),
-            blocking.chunks,
-            blocking.row_chunks,
-            blocking.last_words,
+            chunks=blocking.chunks,
+            row_chunks=blocking.row_chunks,
+            last_words=blocking.last_words,
         )
+        tile.lines = place.lines
+        tile.line_stride = spread * blocking.line_stride
+        if self.skips:
+            tile.edges = edges_of(
+                self.params.problem,
+                blocking,
+                self.block,
+                place.line,
+                place.first,
+                place.rows,
+            )
         Self.U.multiply(state, tile, self._filter(place), self._sums(place))
         self.finish()
         self.pending = place
@@ -468,7 +493,8 @@ def _multiply_block[
     for group in range(0, block.panels, together):
         var end = min(group + together, block.panels)
         tiles.widen(group, end)
-        for line in range(strips.count):
+        for line in range(0, strips.lines, strips.stored_lines):
+            var lines = min(strips.stored_lines, strips.lines - line)
             for first in range(0, strips.positions, strips.stored):
                 var rows = min(strips.stored, strips.positions - first)
                 for panel in range(group, end, strips.panels):
@@ -477,6 +503,7 @@ def _multiply_block[
                         panel=panel,
                         panels=min(strips.panels, end - panel),
                         line=line,
+                        lines=lines,
                         first=first,
                         rows=rows,
                     )
@@ -519,9 +546,9 @@ def _run_exactly[
                 rows,
                 stride,
                 scratch.offsets.as_imm(),
-                blocking.chunks,
-                blocking.row_chunks,
-                blocking.last_words,
+                chunks=blocking.chunks,
+                row_chunks=blocking.row_chunks,
+                last_words=blocking.last_words,
             )
             for panel in range(0, block.panels, U.panels):
                 var panels = min(U.panels, block.panels - panel)
@@ -552,11 +579,25 @@ def _filter_tile(
 @always_inline
 def _store[
     U: DotUnit
-](params: DotParams, block: Block, place: Place, sums: Sums,):
+](params: DotParams, block: Block, place: Place, sums: Sums):
     """Stores the outputs among a register tile's positions."""
     ref blocking = params.blocking
+    if not blocking.flat:
+        # Whole lines of the image follow each other.
+        var whole = place.rows == blocking.width
+        for line in range(1 if whole else place.lines):
+            _store_tile[U](
+                params,
+                block,
+                place.panel,
+                place.panels,
+                place.line + line,
+                place.first,
+                place.rows * (place.lines if whole else 1),
+                sums.behind(line * place.rows),
+            )
+        return
     var below, column = divmod(place.first, blocking.pitch)
-    var at = place.line + below
     var done = 0
     while done < place.rows:
         var valid = min(block.columns - column, place.rows - done)
@@ -566,14 +607,14 @@ def _store[
                 block,
                 place.panel,
                 place.panels,
-                at,
+                below,
                 column,
                 valid,
                 sums.behind(done),
             )
         done += blocking.pitch - column
         column = 0
-        at += 1
+        below += 1
 
 
 @always_inline

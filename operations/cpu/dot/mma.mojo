@@ -14,10 +14,70 @@ comptime CHUNK_WORDS = ROW_BYTES // WORD
 """Words of a chunk."""
 
 
+comptime MASK_ROWS = 64
+"""Filter rows that a mask has a bit for."""
+
+
 @fieldwise_init
+struct Edges(ImplicitlyCopyable, Movable):
+    """Where the lines of a tile lie in the input image: which filter rows lie
+    beside it, and which taps of the others do for the first or the last pixel.
+    """
+
+    var row: Int
+    """The input row of the first line's first tap."""
+    var row_step: Int
+    """Input rows between two lines."""
+    var dilation: Int
+    """Input rows between two filter rows."""
+    var rows: Int
+    """Filter rows of a slice; 0 where none is left out."""
+    var extent: Int
+    """Input rows."""
+    var slices: UInt64
+    """A bit for each filter row of a slice inside the image: its first one's."""
+    var tap_chunks: Int
+    """Chunks of a tap; 0 where no taps of a filter row are left out."""
+    var left: Int
+    """Taps of a filter row that lie left of the image for the first pixel."""
+    var right: Int
+    """The first tap that lies right of the image for the last pixel."""
+
+    @staticmethod
+    def none() -> Edges:
+        """Nothing is left out."""
+        return Edges(0, 0, 1, 0, 0, 0, 0, 0, 1)
+
+    @always_inline
+    def inside(self, line: Int) -> UInt64:
+        """A bit for each filter row, set unless it lies beside the image.
+
+        Args:
+            line: Which of the tile's.
+        """
+        if self.rows == 0:
+            return ~UInt64(0)
+        var row = self.row + line * self.row_step
+        var begin = self._rows_before(-row)
+        var end = self._rows_before(self.extent - row)
+        var ones = (UInt64(1) << UInt64(end - begin)) - 1
+        if end - begin == MASK_ROWS:
+            ones = ~UInt64(0)
+        # Each slice's bit becomes its rows', which do not overlap.
+        return (ones << UInt64(begin)) * self.slices
+
+    @always_inline
+    def _rows_before(self, room: Int) -> Int:
+        """Filter rows that lie within so many input rows."""
+        var rows = room
+        if self.dilation != 1:
+            rows = -(-room // self.dilation)
+        return max(0, min(self.rows, rows))
+
+
 struct ActivationTile[dtype: DType](ImplicitlyCopyable, Movable):
-    """The activations of a register tile. Chunk j of row i lies at
-    `i * row_stride + offsets[j]`.
+    """The activations of register tiles: lines of pixels. Chunk j of pixel i of
+    line l lies at `l * line_stride + i * row_stride + offsets[j]`.
 
     Parameters:
         dtype: Of the elements.
@@ -25,7 +85,7 @@ struct ActivationTile[dtype: DType](ImplicitlyCopyable, Movable):
 
     var elements: Reads[Self.dtype]
     var rows: Int
-    """Pixels."""
+    """Pixels of a line."""
     var row_stride: Int
     """Elements between two pixels."""
     var offsets: Reads[DType.int32]
@@ -36,6 +96,44 @@ struct ActivationTile[dtype: DType](ImplicitlyCopyable, Movable):
     var last_words: Int
     """Words of a filter row's last chunk that hold products: zeros of the
     filter follow."""
+    var lines: Int
+    var line_stride: Int
+    """Elements between two lines."""
+    var edges: Edges
+    """Of the lines."""
+
+    def __init__(
+        out self,
+        elements: Reads[Self.dtype],
+        rows: Int,
+        row_stride: Int,
+        offsets: Reads[DType.int32],
+        *,
+        chunks: Int,
+        row_chunks: Int,
+        last_words: Int,
+    ):
+        """A line of which nothing is left out.
+
+        Args:
+            elements: See the fields, like the others.
+            rows: The same.
+            row_stride: The same.
+            offsets: The same.
+            chunks: The same.
+            row_chunks: The same.
+            last_words: The same.
+        """
+        self.elements = elements
+        self.rows = rows
+        self.row_stride = row_stride
+        self.offsets = offsets
+        self.chunks = chunks
+        self.row_chunks = row_chunks
+        self.last_words = last_words
+        self.lines = 1
+        self.line_stride = 0
+        self.edges = Edges.none()
 
     @always_inline
     def words(self, chunk: Int) -> Int:
@@ -49,8 +147,21 @@ struct ActivationTile[dtype: DType](ImplicitlyCopyable, Movable):
         return CHUNK_WORDS
 
     @always_inline
+    def line(self, line: Int) -> Self:
+        """A line.
+
+        Args:
+            line: Which one.
+        """
+        var one = self
+        one.elements = self.elements.unsafe_offset(line * self.line_stride)
+        one.edges.row += line * self.edges.row_step
+        one.lines = 1
+        return one
+
+    @always_inline
     def behind(self, rows: Int) -> Self:
-        """The rows that are left of it.
+        """The pixels that are left of a line.
 
         Args:
             rows: How many to leave out.
@@ -176,6 +287,15 @@ trait DotUnit(MultiplyUnit):
             dtype: Of the activations.
         """
         return False
+
+    @staticmethod
+    def tile_rows(rows: Int) -> Int:
+        """Pixels of the first register tile of so many.
+
+        Args:
+            rows: How many are left, at least 1.
+        """
+        ...
 
     @staticmethod
     def build_refusal() -> Optional[String]:

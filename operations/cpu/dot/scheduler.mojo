@@ -136,18 +136,21 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
 
 @fieldwise_init
 struct Strips(ImplicitlyCopyable, Movable):
-    """A block's positions as register tiles: strips, of whole lines or of all
-    of them, each in tiles of one size. A short one at the end would multiply
-    less in a load."""
+    """A block's positions as register tiles: strips of lines, each in tiles of one
+    size. A short one at the end would multiply less in a load. Where tiles go on
+    from line to line, all of them are one."""
 
-    var count: Int
-    """Strips."""
+    var lines: Int
+    """Of the block."""
     var positions: Int
-    """Of a strip."""
+    """Of a line."""
     var rows: Int
-    """Positions of a register tile; the last one of a strip may have fewer."""
+    """Positions of a register tile; the last ones of a line may have fewer."""
     var stored: Int
-    """Positions whose sums are stored together, in whole register tiles."""
+    """Positions of a line whose sums are stored together, in whole register
+    tiles."""
+    var stored_lines: Int
+    """Lines whose sums are."""
     var panels: Int
     """Filter panels of a tile, where the block has as many."""
 
@@ -167,20 +170,25 @@ struct Strips(ImplicitlyCopyable, Movable):
         var positions = blocking.positions(lines, columns) // count
         var tiles = ceildiv(positions, U.rows)
         var rows = U.rows
-        # What multiplies one tile at a time cuts a strip into equal ones.
+        # What multiplies one tile at a time cuts a line into equal ones.
         comptime if U.tiles == 1:
             rows = ceildiv(positions, tiles)
         var stored = rows * ceildiv(tiles, ceildiv(tiles, U.tiles))
+        var stored_lines = max(1, U.tiles * U.rows // positions)
+        comptime if U.tiles == 1:
+            stored_lines = 1
         var panels = U.single_panels if rows <= U.single_rows else U.panels
-        return Strips(count, positions, rows, stored, panels)
+        return Strips(count, positions, rows, stored, stored_lines, panels)
 
     def tiles(self) -> Int:
-        """Register tiles of a strip."""
+        """Register tiles of a line."""
         return ceildiv(self.positions, self.rows)
 
     def stores(self) -> Int:
-        """How often sums of a strip are stored."""
-        return ceildiv(self.positions, self.stored)
+        """How often sums of the block are stored, for the panels of a tile."""
+        return ceildiv(self.lines, self.stored_lines) * ceildiv(
+            self.positions, self.stored
+        )
 
 
 @fieldwise_init

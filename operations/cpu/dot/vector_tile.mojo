@@ -48,8 +48,6 @@ struct Slice(ImplicitlyCopyable, Movable):
 
     var first: Int
     var count: Int
-    var row_rest: Int
-    """Chunks of the filter row from the first one on."""
 
 
 trait VectorUnit(DotUnit):
@@ -94,6 +92,15 @@ trait VectorUnit(DotUnit):
             to: Where to.
         """
         ...
+
+    @staticmethod
+    def tile_rows(rows: Int) -> Int:
+        """An even number, or half a tile, made odd, in front of what is odd. No
+        others are instantiated."""
+        comptime odd = Self.rows // 2 | 1
+        if rows % 2 == 1 and rows >= odd:
+            return odd
+        return min(Self.rows, rows // 2 * 2) if rows > 1 else 1
 
     @staticmethod
     def begin() -> Int:
@@ -160,16 +167,13 @@ def multiply_panels[
                         count * CHUNK_WORDS,
                         wide.unsafe_offset(panel * here.panel_stride),
                     )
-        _multiply_slice[U, dtype](
-            activation,
-            here,
-            sums,
-            Slice(
-                first,
-                count,
-                activation.row_chunks - first % activation.row_chunks,
-            ),
-        )
+        for line in range(activation.lines):
+            _multiply_slice[U, dtype](
+                activation.line(line),
+                here,
+                sums.behind(line * activation.rows),
+                Slice(first, count),
+            )
 
 
 @always_inline
@@ -181,24 +185,22 @@ def _multiply_slice[
     sums: Sums,
     slice: Slice,
 ):
-    """Adds the products of a slice to the sums of all pixels, register tile by
+    """Adds the products of a slice to the sums of a line, register tile by
     register tile."""
-    # Odd numbers of rows are not instantiated: the last one goes alone.
     var rest = activation
     var to = sums
     while rest.rows > 0:
-        var rows = min(U.rows, rest.rows)
-        if rows > 1:
-            rows = rows // 2 * 2
+        var rows = U.tile_rows(rest.rows)
         var tiles = rest.rows // rows if rows == U.rows else 1
         comptime for panels in range(1, U.panels + 1):
-            comptime for half in range(U.rows // 2 + 1):
-                comptime known = max(1, 2 * half)
-                if rows == known and filter.panels == panels:
-                    _multiply_tiles[U, dtype, known, panels](
-                        rest, filter, to, slice, tiles
-                    )
+            comptime for known in range(1, U.rows + 1):
+                comptime if U.tile_rows(known) == known:
+                    if rows == known and filter.panels == panels:
+                        _multiply_tiles[U, dtype, known, panels](
+                            rest, filter, to, slice, tiles
+                        )
         rest = rest.behind(tiles * rows)
+        rest.edges.left = 0
         to = to.behind(tiles * rows)
 
 
@@ -228,6 +230,53 @@ def _run_length[
     return limit
 
 
+@always_inline
+def _add_words[
+    U: VectorUnit,
+    dtype: DType,
+    rows: Int,
+    panels: Int,
+    *,
+    begin: Int,
+    end: Int,
+](
+    mut acc: Array[
+        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
+    ],
+    pixels: Reads[dtype],
+    row_stride: Int,
+    weights: Reads[DType.uint32],
+    panel_stride: Int,
+    words: Int,
+):
+    """Adds the products of words that lie side by side to the sums of the pixels
+    from `begin` to `end`."""
+    comptime vectors = panels * PANEL // U.lanes
+    comptime spread = U.spread(dtype)
+    comptime word_elements = interleaved_products(dtype)
+    comptime Words = SIMD[DType.uint32, U.lanes]
+    for word in range(words):
+        comptime for part in range(spread):
+            var step = spread * word + part
+            var b = Array[Words, vectors](fill=Words(0))
+            comptime for v in range(vectors):
+                comptime panel = v * U.lanes // PANEL
+                comptime lane = v * U.lanes % PANEL
+                b[v] = weights.unsafe_load[width=U.lanes](
+                    panel * panel_stride + step * PANEL + lane
+                )
+            comptime for i in range(begin, end):
+                var a = Words(
+                    pixels.unsafe_offset(i * row_stride + word_elements * step)
+                    .unsafe_bitcast[UInt32]()
+                    .unsafe_load[alignment=1]()
+                )
+                comptime for v in range(vectors):
+                    acc[i * vectors + v] = U.add[dtype](
+                        acc[i * vectors + v], a, b[v]
+                    )
+
+
 @no_inline
 def _multiply_tiles[
     U: VectorUnit, dtype: DType, rows: Int, panels: Int
@@ -238,21 +287,24 @@ def _multiply_tiles[
     slice: Slice,
     tiles: Int,
 ):
-    """Multiplies so many times `rows` pixels by `panels` panels, both as wide as
-    `spread` says. The first slice begins the sums."""
+    """Multiplies so many times `rows` pixels of a line by `panels` panels, both
+    as wide as `spread` says. The first slice begins the sums."""
     comptime sums_type = sum_type(dtype)
     comptime vectors = panels * PANEL // U.lanes
     comptime spread = U.spread(dtype)
-    comptime word_elements = interleaved_products(dtype)
-    comptime Words = SIMD[DType.uint32, U.lanes]
     comptime chunk_words = spread * CHUNK_WORDS * PANEL
+    # Fewer pixels gain little by leaving one out.
+    comptime has_edges = 2 * rows >= U.rows and not U.flips(dtype)
     var to = sums.elements.unsafe_bitcast[Scalar[sums_type]]()
     var elements = activation.elements
     var weights_of_slice = filter.elements.unsafe_bitcast[UInt32]()
     var row_stride = activation.row_stride
-    var panel_stride = filter.panel_stride // word_elements
+    var panel_stride = filter.panel_stride // interleaved_products(dtype)
     var end = slice.first + slice.count
-    for _ in range(tiles):
+    var first_row, chunks_before = divmod(slice.first, activation.row_chunks)
+    ref edges = activation.edges
+    var inside_of_slice = edges.inside(0) >> UInt64(first_row)
+    for tile in range(tiles):
         var acc = Array[SIMD[sums_type, U.lanes], rows * vectors](fill=0)
         if slice.first > 0:
             comptime for i in range(rows):
@@ -260,43 +312,43 @@ def _multiply_tiles[
                     acc[i * vectors + v] = to.unsafe_load[width=U.lanes](
                         i * sums.stride + v * U.lanes
                     )
+        var left = edges.left if tile == 0 else 0
+        var is_last = (tile + 1) * rows == activation.rows
+        var right = edges.right if is_last else Int.MAX
         var weights = weights_of_slice
-        var row_rest = slice.row_rest
+        var inside = inside_of_slice
+        var at = chunks_before
         var j = slice.first
         while j < end:
-            var pixels = elements.unsafe_offset(
-                Int(activation.offsets[unsafe_offset=j])
-            )
-            var run = _run_length(activation, j, min(row_rest, end - j), spread)
-            var words = run * CHUNK_WORDS
-            row_rest -= run
-            if row_rest == 0:
-                words -= CHUNK_WORDS - activation.last_words
-                row_rest = activation.row_chunks
-            for word in range(words):
-                comptime for part in range(spread):
-                    var step = spread * word + part
-                    var b = Array[Words, vectors](fill=Words(0))
-                    comptime for v in range(vectors):
-                        comptime panel = v * U.lanes // PANEL
-                        comptime lane = v * U.lanes % PANEL
-                        b[v] = weights.unsafe_load[width=U.lanes](
-                            panel * panel_stride + step * PANEL + lane
-                        )
-                    comptime for i in range(rows):
-                        var a = Words(
-                            pixels.unsafe_offset(
-                                i * row_stride + word_elements * step
-                            )
-                            .unsafe_bitcast[UInt32]()
-                            .unsafe_load[alignment=1]()
-                        )
-                        comptime for v in range(vectors):
-                            acc[i * vectors + v] = U.add[dtype](
-                                acc[i * vectors + v], a, b[v]
-                            )
+            var rest = min(activation.row_chunks - at, end - j)
+            var run = rest
+            if inside & 1 != 0:
+                var tap = 0
+                comptime if has_edges:
+                    if edges.tap_chunks > 0:
+                        tap = at // edges.tap_chunks
+                        run = min(run, (tap + 1) * edges.tap_chunks - at)
+                run = _run_length(activation, j, run, spread)
+                var words = run * CHUNK_WORDS
+                if at + run == activation.row_chunks:
+                    words -= CHUNK_WORDS - activation.last_words
+                var pixels = elements.unsafe_offset(
+                    Int(activation.offsets[unsafe_offset=j])
+                )
+                comptime for side in range(3 if has_edges else 1):
+                    # Which pixel the run is padding for: none, first or last.
+                    comptime begin = 1 if side == 1 else 0
+                    comptime last = rows - 1 if side == 2 else rows
+                    if side == (1 if tap < left else 2 if tap >= right else 0):
+                        _add_words[
+                            U, dtype, rows, panels, begin=begin, end=last
+                        ](acc, pixels, row_stride, weights, panel_stride, words)
             weights = weights.unsafe_offset(run * chunk_words)
             j += run
+            at += run
+            if at == activation.row_chunks:
+                at = 0
+                inside >>= 1
         comptime for i in range(rows):
             comptime for v in range(vectors):
                 to.unsafe_store(
