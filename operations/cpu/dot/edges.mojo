@@ -57,6 +57,6 @@ def edges_of(
         problem.input[1],
         slices,
         tap_chunks,
-        problem.taps_before(2, column, 0) if tap_chunks > 0 else 0,
-        problem.taps_before(2, last, problem.input[2]) if tap_chunks > 0 else 1,
+        problem.taps_before(2, column, 0),
+        problem.taps_before(2, last, problem.input[2]),
     )

@@ -46,7 +46,7 @@ struct Edges(ImplicitlyCopyable, Movable):
     @staticmethod
     def none() -> Edges:
         """Nothing is left out."""
-        return Edges(0, 0, 1, 0, 0, 0, 0, 0, 1)
+        return Edges(0, 0, 1, 0, 0, 0, 0, 0, 0)
 
     @always_inline
     def inside(self, line: Int) -> UInt64:

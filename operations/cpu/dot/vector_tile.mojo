@@ -323,11 +323,13 @@ def _multiply_tiles[
             var rest = min(activation.row_chunks - at, end - j)
             var run = rest
             if inside & 1 != 0:
-                var tap = 0
+                # Which pixel the run is padding for: none, first or last.
+                var padded = 0
                 comptime if has_edges:
                     if edges.tap_chunks > 0:
-                        tap = at // edges.tap_chunks
+                        var tap = at // edges.tap_chunks
                         run = min(run, (tap + 1) * edges.tap_chunks - at)
+                        padded = 1 if tap < left else 2 if tap >= right else 0
                 run = _run_length(activation, j, run, spread)
                 var words = run * CHUNK_WORDS
                 if at + run == activation.row_chunks:
@@ -336,10 +338,9 @@ def _multiply_tiles[
                     Int(activation.offsets[unsafe_offset=j])
                 )
                 comptime for side in range(3 if has_edges else 1):
-                    # Which pixel the run is padding for: none, first or last.
                     comptime begin = 1 if side == 1 else 0
                     comptime last = rows - 1 if side == 2 else rows
-                    if side == (1 if tap < left else 2 if tap >= right else 0):
+                    if padded == side:
                         _add_words[
                             U, dtype, rows, panels, begin=begin, end=last
                         ](acc, pixels, row_stride, weights, panel_stride, words)
