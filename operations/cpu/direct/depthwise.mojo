@@ -36,6 +36,7 @@ from .launch import (
     exactness_refusal,
     choose_rows,
 )
+from ..output import PlainOutput
 from .sums import DirectOutput, ScratchSums, SumTarget
 
 
@@ -308,7 +309,7 @@ struct Depthwise[P: Pool](RowKernel):
                 arguments.activation.data(),
                 arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
-                DirectOutput[type_of(arguments).Source.dtype].of(
+                PlainOutput[type_of(arguments).Source.dtype].of(
                     arguments, problem.filters
                 ),
             ),

@@ -14,6 +14,7 @@ from ..kernel import CpuKernel
 from ..scheduler import Schedule, Tasks
 from .cut import RowCut, image_rows
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
+from ..output import PlainOutput
 from .sums import DirectOutput
 
 comptime MAX_TASK_ROWS = 16
@@ -208,7 +209,7 @@ def _run_rows[
     activation: Reads[dtype],
     zero: Float32,
     output: TileStore,
-    direct: Optional[DirectOutput[dtype]],
+    direct: Optional[PlainOutput[dtype]],
     index: Int,
     rows: Int,
     part: Span,
@@ -227,7 +228,7 @@ def _run_rows[
             row,
             min(rows, problem.output[1] - row.line),
             part,
-            direct.value().behind(first),
+            DirectOutput(direct.value().at(first)),
         )
         if finished > 0:
             return finished
@@ -266,7 +267,7 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
     """What stands for 0 in it, where it is integers."""
     var output: TileStore
     """The epilogue and the output."""
-    var direct: Optional[DirectOutput[Self.element_type]]
+    var direct: Optional[PlainOutput[Self.element_type]]
     """The output, if sums may go there from registers."""
 
     def __init__(
@@ -277,7 +278,7 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
         activation: Reads[Self.element_type],
         zero: Float32,
         output: TileStore,
-        direct: Optional[DirectOutput[Self.element_type]] = None,
+        direct: Optional[PlainOutput[Self.element_type]] = None,
     ):
         """The tasks of a launch.
 

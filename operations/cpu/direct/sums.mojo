@@ -1,12 +1,9 @@
 """Where the register tiles of a direct kernel leave their sums: in L1, for the
 epilogue, or in the output, behind the bias and the limits of an activation."""
 
-from std.collections import Optional
-
-from ...conv.memory import CACHE_LINE, Reads, Writes
-from ...conv.operands import Arguments
+from ...conv.memory import Writes
 from ...conv.epilogue import clamped
-from ..form import FORM_IDENTITY, FORM_LIMITS, Form, Limits
+from ..output import PlainOutput
 from .channels import ORDER_PLAIN, Lanes, load_lanes, rounded_lanes
 from .image_row import Span
 
@@ -83,75 +80,21 @@ struct ScratchSums(SumTarget):
 
 @fieldwise_init
 struct DirectOutput[dtype: DType](SumTarget):
-    """Outputs in memory, of an epilogue that is a bias and limits.
+    """Outputs in memory.
 
     Parameters:
-        dtype: Of activation, bias and output, a float.
+        dtype: Theirs.
     """
 
-    var elements: Writes[Self.dtype]
+    var output: PlainOutput[Self.dtype]
     """Of the first pixel that is stored."""
-    var filters: Int
-    """Elements between two pixels."""
-    var has_bias: Bool
-    var _bias: Reads[Self.dtype]
-    var limits: Limits
-
-    @staticmethod
-    def of(arguments: Arguments, filters: Int) -> Optional[Self]:
-        """The output of an op, if its epilogue and its types are such.
-
-        Args:
-            arguments: The op's operands.
-            filters: Of all groups.
-        """
-        comptime Call = type_of(arguments)
-        comptime Output = Call.Output
-        comptime if (
-            Output.dtype != Self.dtype
-            or Output.stores
-            or Output.computes
-            or Output.interleaved != 0
-            or Call.Source.dtype.is_integral()
-        ):
-            return None
-        else:
-            var form = Form[
-                Call.bias_type, Call.residual_type, False, Output.dtype
-            ](arguments.epilogue, arguments.quantization)
-            var elements = rebind[Writes[Self.dtype]](arguments.output.data())
-            if form.kind == FORM_IDENTITY:
-                # Nothing at this address is read.
-                var nothing = Reads[Self.dtype](unsafe_from_address=CACHE_LINE)
-                return Self(elements, filters, False, nothing, Limits.none())
-            comptime if Call.bias_type == Self.dtype:
-                if form.kind == FORM_LIMITS:
-                    return Self(
-                        elements,
-                        filters,
-                        True,
-                        rebind[Reads[Self.dtype]](arguments.epilogue.bias),
-                        form.limits,
-                    )
-            return None
-
-    @always_inline
-    def behind(self, pixels: Int) -> Self:
-        """What later pixels are stored in.
-
-        Args:
-            pixels: How many lie in front.
-        """
-        var rest = self
-        rest.elements = self.elements.unsafe_offset(pixels * self.filters)
-        return rest
 
     @always_inline
     def bias[
         lanes: Lanes
     ](self, filter: Int) -> SIMD[DType.float32, lanes.width]:
-        if self.has_bias:
-            return load_lanes[lanes](self._bias, filter)
+        if self.output.has_bias:
+            return load_lanes[lanes](self.output.bias, filter)
         # The number that changes no sum, not even a zero.
         return SIMD[DType.float32, lanes.width](-0.0)
 
@@ -165,8 +108,9 @@ struct DirectOutput[dtype: DType](SumTarget):
         sum: SIMD[DType.float32, lanes.width],
         bias: SIMD[DType.float32, lanes.width],
     ):
-        var value = clamped(sum + bias, self.limits.low, self.limits.high)
-        self.elements.unsafe_store[alignment=1](
-            column * self.filters + filter,
+        ref limits = self.output.limits
+        var value = clamped(sum + bias, limits.low, limits.high)
+        self.output.elements.unsafe_store[alignment=1](
+            column * self.output.filters + filter,
             rounded_lanes[lanes, Self.dtype](value),
         )

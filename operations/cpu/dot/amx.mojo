@@ -16,7 +16,14 @@ from ...conv.memory import Reads, Writes
 from ...conv.panels import chunk_products
 from ..features import AMX_BF16, AMX_FP16, AMX_INT8
 from ..unit import ONES, tile_outputs
-from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
+from .mma import (
+    CHUNK_WORDS,
+    ActivationTile,
+    DotUnit,
+    FilterTile,
+    OutputLines,
+    Sums,
+)
 
 comptime TILE_ROWS = 16
 """Rows of a tile."""
@@ -219,6 +226,7 @@ struct Amx(DotUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
+        outputs: Optional[OutputLines[dtype]],
     ):
         # Of an odd number both tiles have the row in the middle.
         var rows = activation.rows

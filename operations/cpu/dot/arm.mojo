@@ -16,7 +16,14 @@ from ...conv.memory import Reads, Writes, sum_type
 from ...conv.panels import interleaved_products
 from ..features import ARM_BF16, ARM_I8MM
 from ..unit import ONES, opaque
-from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
+from .mma import (
+    CHUNK_WORDS,
+    ActivationTile,
+    DotUnit,
+    FilterTile,
+    OutputLines,
+    Sums,
+)
 
 comptime Words = SIMD[DType.uint32, 4]
 """Two words of each of two pixels or filters."""
@@ -215,6 +222,7 @@ struct MatrixUnit[emulated: Bool](DotUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
+        outputs: Optional[OutputLines[dtype]],
     ):
         comptime for rows in range(1, MAX_ROWS + 1):
             if activation.rows == rows:

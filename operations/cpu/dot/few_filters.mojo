@@ -72,15 +72,18 @@ def multiply_few[
         if filter.filters == filters:
             comptime rows = few_filter_rows(filters)
             var whole = activation.rows // rows * rows
-            _multiply_tiles[U, dtype, rows, filters](
-                activation, filter, sums, whole // rows
-            )
-            _multiply_tiles[U, dtype, 1, filters](
-                activation.behind(whole),
-                filter,
-                sums.behind(whole),
-                activation.rows - whole,
-            )
+            for at in range(activation.lines):
+                var line = activation.line(at)
+                var to = sums.behind(at * line.rows)
+                _multiply_tiles[U, dtype, rows, filters](
+                    line, filter, to, whole // rows
+                )
+                _multiply_tiles[U, dtype, 1, filters](
+                    line.behind(whole),
+                    filter,
+                    to.behind(whole),
+                    line.rows - whole,
+                )
 
 
 @no_inline

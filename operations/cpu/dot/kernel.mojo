@@ -24,7 +24,15 @@ from ..gemm.scheduler import RowTile, gathered_stride
 from ..gemm.tile_io import Columns, gather_rows
 from .edges import edges_of
 from .few_filters import MAX_FEW_FILTERS, unpack_filters
-from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
+from ..output import PlainOutput
+from .mma import (
+    CHUNK_WORDS,
+    ActivationTile,
+    DotUnit,
+    FilterTile,
+    OutputLines,
+    Sums,
+)
 from .scheduler import (
     ACCESS_IMAGE,
     ACCESS_MATRIX,
@@ -68,6 +76,8 @@ struct DotParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var panel: PanelLayout
     """The order of its panels' elements."""
     var output: TileStore
+    var plain: Optional[PlainOutput[Self.Source.dtype]]
+    """The output, if register tiles may store it themselves."""
     var problem: ConvProblem
     var blocking: Blocking
     var images_inside: Bool
@@ -454,7 +464,12 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
                 place.first,
                 place.rows,
             )
-        Self.U.multiply(state, tile, self._filter(place), self._sums(place))
+        var outputs = _outputs[Self.U](self.params, self.block, place)
+        Self.U.multiply(
+            state, tile, self._filter(place), self._sums(place), outputs
+        )
+        if outputs:
+            return
         self.finish()
         self.pending = place
         comptime if stages[Self.U]() == 1:
@@ -482,7 +497,15 @@ def _multiply_block[
     mut state: Int,
 ):
     """Multiplies a block whose activations lie as the cut says."""
-    var strips = Strips.of[U](params.blocking, block.lines, block.columns)
+    var at_once = U.tiles
+    # Sums of a panel that is not full go through memory.
+    if _stores_block[U](params, block) and (
+        params.problem.gemm_n() % PANEL == 0
+    ):
+        at_once = U.tiles_at_once(params.Source.dtype, params.blocking.chunks)
+    var strips = Strips.of[U](
+        params.blocking, block.lines, block.columns, at_once
+    )
     var tiles = TilePipeline[U](params, block, activation, scratch)
     var together = panels_together[U](
         params.Source.dtype,
@@ -558,6 +581,7 @@ def _run_exactly[
                     tile,
                     _filter_tile(params, block, panel, panels),
                     sums,
+                    None,
                 )
                 _store_tile[U](
                     params, block, panel, panels, line, first, rows, sums
@@ -573,6 +597,42 @@ def _filter_tile(
     var first = block.group * params.problem.panels() + block.panel + panel
     return FilterTile[params.Source.dtype](
         params.filter.unsafe_offset(first * elements), elements, panels
+    )
+
+
+@always_inline
+def _stores_block[U: DotUnit](params: DotParams, block: Block) -> Bool:
+    """Whether register tiles store outputs of a block themselves: its positions
+    are outputs, and some of its panels are full."""
+    comptime if U.stores_outputs(params.Source.dtype):
+        return Bool(params.plain) and (
+            not params.blocking.flat or block.lines == 1
+        )
+    return False
+
+
+@always_inline
+def _outputs[
+    U: DotUnit
+](params: DotParams, block: Block, place: Place) -> Optional[
+    OutputLines[params.Source.dtype]
+]:
+    """Where a register tile stores its outputs itself, if it does."""
+    var tile = _output_tile(
+        params,
+        block,
+        place.panel,
+        place.panels,
+        place.line,
+        place.first,
+        place.rows,
+    )
+    if not _stores_block[U](params, block) or (
+        tile.filters < place.panels * PANEL
+    ):
+        return None
+    return OutputLines(
+        params.plain.value().at(tile.row, tile.filter), params.blocking.width
     )
 
 

@@ -5,6 +5,7 @@ from std.collections import Optional
 
 from ...conv.fields import ROW_BYTES
 from ...conv.memory import Reads, Writes
+from ..output import PlainOutput
 from ..unit import MultiplyUnit
 
 comptime WORD = 4
@@ -232,6 +233,29 @@ struct Sums(ImplicitlyCopyable, Movable):
         )
 
 
+@fieldwise_init
+struct OutputLines[dtype: DType](ImplicitlyCopyable, Movable):
+    """Outputs of lines of pixels.
+
+    Parameters:
+        dtype: Theirs.
+    """
+
+    var output: PlainOutput[Self.dtype]
+    """Of the first line's first pixel and the first panel."""
+    var pixels: Int
+    """Between two lines."""
+
+    @always_inline
+    def line(self, line: Int) -> PlainOutput[Self.dtype]:
+        """A line's.
+
+        Args:
+            line: Which one.
+        """
+        return self.output.at(line * self.pixels)
+
+
 trait DotUnit(MultiplyUnit):
     """Instructions that add up neighbouring products, and their register
     tile."""
@@ -280,6 +304,26 @@ trait DotUnit(MultiplyUnit):
         return 1
 
     @staticmethod
+    def stores_outputs(dtype: DType) -> Bool:
+        """Whether a register tile stores outputs itself where they are plain.
+
+        Args:
+            dtype: Of the operands and the outputs.
+        """
+        return False
+
+    @staticmethod
+    def tiles_at_once(dtype: DType, chunks: Int) -> Int:
+        """Register tiles that are multiplied before the next panels are, where
+        they store their outputs themselves.
+
+        Args:
+            dtype: Of the operands.
+            chunks: Of the products of an output.
+        """
+        return Self.tiles
+
+    @staticmethod
     def takes_few(dtype: DType) -> Bool:
         """Whether there is a register tile of few filters (few_filters.mojo).
 
@@ -324,6 +368,7 @@ trait DotUnit(MultiplyUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
+        outputs: Optional[OutputLines[dtype]],
     ):
         """Multiplies a register tile.
 
@@ -335,6 +380,8 @@ trait DotUnit(MultiplyUnit):
             activation: The activations, at most `rows` times `tiles` of them.
             filter: The panels, at most as many as the rows leave room for.
             sums: Where the sums go, whole panels of each row.
+            outputs: Where they go instead as outputs, if the unit
+                `stores_outputs`.
         """
         ...
 

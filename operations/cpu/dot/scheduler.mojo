@@ -155,7 +155,11 @@ struct Strips(ImplicitlyCopyable, Movable):
     """Filter panels of a tile, where the block has as many."""
 
     @staticmethod
-    def of[U: DotUnit](blocking: Blocking, lines: Int, columns: Int) -> Strips:
+    def of[
+        U: DotUnit
+    ](
+        blocking: Blocking, lines: Int, columns: Int, at_once: Int = U.tiles
+    ) -> Strips:
         """The tiles of a block.
 
         Parameters:
@@ -165,6 +169,7 @@ struct Strips(ImplicitlyCopyable, Movable):
             blocking: The cut.
             lines: Of the block.
             columns: Of the block.
+            at_once: Register tiles whose sums are stored together.
         """
         var count = 1 if blocking.flat else lines
         var positions = blocking.positions(lines, columns) // count
@@ -173,8 +178,8 @@ struct Strips(ImplicitlyCopyable, Movable):
         # What multiplies one tile at a time cuts a line into equal ones.
         comptime if U.tiles == 1:
             rows = ceildiv(positions, tiles)
-        var stored = rows * ceildiv(tiles, ceildiv(tiles, U.tiles))
-        var stored_lines = max(1, U.tiles * U.rows // positions)
+        var stored = rows * ceildiv(tiles, ceildiv(tiles, at_once))
+        var stored_lines = max(1, at_once * U.rows // positions)
         comptime if U.tiles == 1:
             stored_lines = 1
         var panels = U.single_panels if rows <= U.single_rows else U.panels

@@ -1,20 +1,23 @@
 """The register tile of units whose lanes each add up the products of a word: the
 words of several pixels, one at a time, by vectors of filters."""
 
-from std.collections import Array
+from std.collections import Array, Optional
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ...conv.epilogue import clamped
 from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.panels import interleaved_products
 from ..unit import ONES, opaque
+from ..output import PlainOutput
 from .mma import (
     CHUNK_WORDS,
     WORD,
     ActivationTile,
     DotUnit,
     FilterTile,
+    OutputLines,
     Sums,
 )
 
@@ -80,6 +83,24 @@ trait VectorUnit(DotUnit):
         ...
 
     @staticmethod
+    def round[
+        dtype: DType
+    ](
+        low: SIMD[DType.float32, Self.lanes],
+        high: SIMD[DType.float32, Self.lanes],
+    ) -> SIMD[dtype, 2 * Self.lanes]:
+        """Neighbouring outputs, rounded.
+
+        Parameters:
+            dtype: Theirs, for which `stores_outputs` is true.
+
+        Args:
+            low: The first register's.
+            high: The second's.
+        """
+        ...
+
+    @staticmethod
     def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):
         """Makes words of a panel as wide as `spread` says.
 
@@ -118,8 +139,9 @@ trait VectorUnit(DotUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
+        outputs: Optional[OutputLines[dtype]],
     ):
-        multiply_panels[Self, dtype](activation, filter, sums)
+        multiply_panels[Self, dtype](activation, filter, sums, outputs)
 
     @staticmethod
     def multiply_registers[
@@ -128,9 +150,29 @@ trait VectorUnit(DotUnit):
         _multiply_registers[Self, dtype](chunks, sums)
 
 
+def slices_of[U: VectorUnit](dtype: DType, chunks: Int, panels: Int) -> Int:
+    """Slices that the products of a tile are cut into.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        dtype: Of the operands.
+        chunks: Of the products.
+        panels: Of the tile.
+    """
+    var most = U.slice_bytes // (ROW_BYTES * PANEL * U.spread(dtype) * panels)
+    return ceildiv(chunks, most)
+
+
 def multiply_panels[
     U: VectorUnit, dtype: DType
-](activation: ActivationTile[dtype], filter: FilterTile[dtype], sums: Sums):
+](
+    activation: ActivationTile[dtype],
+    filter: FilterTile[dtype],
+    sums: Sums,
+    outputs: Optional[OutputLines[dtype]],
+):
     """Multiplies all pixels of a tile by panels, slice by slice of the products:
     each slice of the filter stays in a cache for all pixels.
 
@@ -141,14 +183,13 @@ def multiply_panels[
     Args:
         activation: The activations, as wide as `U.spread` says.
         filter: The panels, as wide unless `wide` says where to make them so.
-        sums: Where the sums go, whole panels of each pixel.
+        sums: Where the sums go, whole panels of each pixel; with outputs, those
+            of a slice that is not the last one.
+        outputs: Where outputs go, if `U` stores them.
     """
     comptime spread = U.spread(dtype)
     comptime chunk = CHUNK_WORDS * WORD * PANEL // size_of[dtype]()
-    comptime slice_chunks = U.slice_bytes // (ROW_BYTES * PANEL)
-    var slices = ceildiv(
-        activation.chunks, slice_chunks // (spread * filter.panels)
-    )
+    var slices = slices_of[U](dtype, activation.chunks, filter.panels)
     var length = ceildiv(activation.chunks, slices)
     for first in range(0, activation.chunks, length):
         var count = min(length, activation.chunks - first)
@@ -167,11 +208,16 @@ def multiply_panels[
                         count * CHUNK_WORDS,
                         wide.unsafe_offset(panel * here.panel_stride),
                     )
+        var is_last = first + count == activation.chunks
         for line in range(activation.lines):
+            var output = Optional[PlainOutput[dtype]](None)
+            if is_last and outputs:
+                output = outputs.value().line(line)
             _multiply_slice[U, dtype](
                 activation.line(line),
                 here,
                 sums.behind(line * activation.rows),
+                output,
                 Slice(first, count),
             )
 
@@ -183,12 +229,14 @@ def _multiply_slice[
     activation: ActivationTile[dtype],
     filter: FilterTile[dtype],
     sums: Sums,
+    output: Optional[PlainOutput[dtype]],
     slice: Slice,
 ):
     """Adds the products of a slice to the sums of a line, register tile by
     register tile."""
     var rest = activation
     var to = sums
+    var target = output
     while rest.rows > 0:
         var rows = U.tile_rows(rest.rows)
         var tiles = rest.rows // rows if rows == U.rows else 1
@@ -197,11 +245,13 @@ def _multiply_slice[
                 comptime if U.tile_rows(known) == known:
                     if rows == known and filter.panels == panels:
                         _multiply_tiles[U, dtype, known, panels](
-                            rest, filter, to, slice, tiles
+                            rest, filter, to, target, slice, tiles
                         )
         rest = rest.behind(tiles * rows)
         rest.edges.left = 0
         to = to.behind(tiles * rows)
+        if target:
+            target = target.value().at(tiles * rows)
 
 
 @always_inline
@@ -277,6 +327,59 @@ def _add_words[
                     )
 
 
+@always_inline
+def _store_outputs[
+    U: VectorUnit, dtype: DType, rows: Int, panels: Int
+](
+    acc: Array[
+        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
+    ],
+    output: PlainOutput[dtype],
+):
+    """Stores outputs of the sums of a register tile."""
+    if output.has_bias:
+        _store_limited[U, dtype, rows, panels, True](acc, output)
+    else:
+        _store_limited[U, dtype, rows, panels, False](acc, output)
+
+
+@always_inline
+def _store_limited[
+    U: VectorUnit, dtype: DType, rows: Int, panels: Int, has_bias: Bool
+](
+    acc: Array[
+        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
+    ],
+    output: PlainOutput[dtype],
+):
+    """Stores them behind bias and limits, if there are any."""
+    comptime vectors = panels * PANEL // U.lanes
+    comptime Floats = SIMD[DType.float32, U.lanes]
+    comptime for v in range(0, vectors, 2):
+        comptime both = min(2, vectors - v)
+        var bias = Array[Floats, both](fill=0)
+        comptime if has_bias:
+            comptime for k in range(both):
+                bias[k] = output.bias.unsafe_load[width=U.lanes](
+                    (v + k) * U.lanes
+                ).cast[DType.float32]()
+        comptime for i in range(rows):
+            var values = Array[Floats, 2](fill=0)
+            comptime for k in range(both):
+                values[k] = rebind[Floats](acc[i * vectors + v + k])
+                comptime if has_bias:
+                    values[k] = clamped(
+                        values[k] + bias[k],
+                        output.limits.low,
+                        output.limits.high,
+                    )
+            var rounded = U.round[dtype](values[0], values[1])
+            output.elements.unsafe_store[alignment=1](
+                i * output.filters + v * U.lanes,
+                rounded.slice[both * U.lanes](),
+            )
+
+
 @no_inline
 def _multiply_tiles[
     U: VectorUnit, dtype: DType, rows: Int, panels: Int
@@ -284,6 +387,7 @@ def _multiply_tiles[
     activation: ActivationTile[dtype],
     filter: FilterTile[dtype],
     sums: Sums,
+    output: Optional[PlainOutput[dtype]],
     slice: Slice,
     tiles: Int,
 ):
@@ -350,13 +454,21 @@ def _multiply_tiles[
             if at == activation.row_chunks:
                 at = 0
                 inside >>= 1
-        comptime for i in range(rows):
-            comptime for v in range(vectors):
-                to.unsafe_store(
-                    i * sums.stride + v * U.lanes, acc[i * vectors + v]
-                )
-        to = to.unsafe_offset(rows * sums.stride)
         elements = elements.unsafe_offset(rows * row_stride)
+        var stored = False
+        comptime if U.stores_outputs(dtype):
+            if output:
+                stored = True
+                _store_outputs[U, dtype, rows, panels](
+                    acc, output.value().at(tile * rows)
+                )
+        if not stored:
+            comptime for i in range(rows):
+                comptime for v in range(vectors):
+                    to.unsafe_store(
+                        i * sums.stride + v * U.lanes, acc[i * vectors + v]
+                    )
+        to = to.unsafe_offset(rows * sums.stride)
 
 
 @no_inline

@@ -10,6 +10,7 @@ hold, for each of a panel's filters.
 """
 
 from std.collections import Optional
+from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
 
@@ -27,8 +28,13 @@ from .vector_tile import (
     L1_SLICE_BYTES,
     L2_SLICE_BYTES,
     VectorUnit,
+    slices_of,
     tiles_together,
 )
+
+comptime TILES_AT_ONCE = 16
+"""Register tiles that are multiplied by some panels before the next ones, where
+their outputs go to memory at once."""
 
 comptime LATENCY_STEPS = 6
 """Multiplications, one a cycle, that hide the latency of one."""
@@ -121,6 +127,37 @@ struct X86Unit[
                 t"{kernel_name(Self.code)}: the compiler takes this CPU for one"
                 t" without AVX-512"
             )
+
+    @staticmethod
+    def stores_outputs(dtype: DType) -> Bool:
+        return Self.code == KERNEL_AVX512_BF16 and dtype == DType.bfloat16
+
+    @staticmethod
+    def tiles_at_once(dtype: DType, chunks: Int) -> Int:
+        # What a call costs beside its products is shared by more pixels, whose
+        # activations stay in L1 for the next panels.
+        if slices_of[Self](dtype, chunks, Self.panels) > 1:
+            return Self.tiles
+        return TILES_AT_ONCE
+
+    @staticmethod
+    def round[
+        dtype: DType
+    ](
+        low: SIMD[DType.float32, Self.lanes],
+        high: SIMD[DType.float32, Self.lanes],
+    ) -> SIMD[dtype, 2 * Self.lanes]:
+        """See `VectorUnit`. Denormal numbers become zeros."""
+        comptime if Self.lanes == PANEL:
+            var words = inlined_assembly[
+                "vcvtne2ps2bf16 $2, $1, $0",
+                SIMD[DType.uint64, PANEL // 2],
+                constraints="=v,v,v",
+                has_side_effect=False,
+            ](high, low)
+            return bitcast[dtype, 2 * Self.lanes](words)
+        else:
+            return low.join(high).cast[dtype]()
 
     @staticmethod
     def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):

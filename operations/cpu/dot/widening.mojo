@@ -19,7 +19,14 @@ from ...conv.memory import Reads, Writes, sum_type
 from ..config import CPU_TILE, LANES
 from ..features import ANY_CPU
 from .few_filters import multiply_few
-from .mma import CHUNK_WORDS, WORD, ActivationTile, FilterTile, Sums
+from .mma import (
+    CHUNK_WORDS,
+    WORD,
+    ActivationTile,
+    FilterTile,
+    OutputLines,
+    Sums,
+)
 from .vector_tile import (
     L1_SLICE_BYTES,
     VectorUnit,
@@ -174,6 +181,16 @@ struct Widening(VectorUnit):
         return None
 
     @staticmethod
+    def round[
+        dtype: DType
+    ](
+        low: SIMD[DType.float32, Self.lanes],
+        high: SIMD[DType.float32, Self.lanes],
+    ) -> SIMD[dtype, 2 * Self.lanes]:
+        # It stores no outputs.
+        return low.join(high).cast[dtype]()
+
+    @staticmethod
     def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):
         widen_panel(panel, words, to)
 
@@ -185,12 +202,13 @@ struct Widening(VectorUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
+        outputs: Optional[OutputLines[dtype]],
     ):
         comptime if Self.takes_few(dtype):
             if filter.filters > 0:
                 multiply_few[Self, dtype](activation, filter, sums)
                 return
-        multiply_panels[Self, dtype](activation, filter, sums)
+        multiply_panels[Self, dtype](activation, filter, sums, None)
 
     @staticmethod
     def add[

@@ -176,4 +176,5 @@ def _multiply_pairs(
         ),
         FilterTile[DType.int8](weights, plan.filter.elements() * bytes, panels),
         Sums(to, plan.sums.row),
+        None,
     )
