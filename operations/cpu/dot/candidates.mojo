@@ -5,7 +5,7 @@ from std.collections import Optional
 from std.math import ceildiv, gcd
 
 from ...conv.fields import PANEL
-from ...conv.memory import element_bytes
+from ...conv.memory import CACHE_LINE, element_bytes
 from ...conv.panels import chunk_products, interleaved_products
 from ...conv.operands import OperandTypes
 from ...conv.problem import ConvProblem
@@ -142,6 +142,10 @@ def make_blocking[
     var channels = problem.group_channels()
     var blocking = Blocking(
         cut=cut,
+        groups=min(
+            problem.groups,
+            ceildiv(CACHE_LINE, problem.gemm_n() * element_bytes(types.output)),
+        ),
         images=extents.images,
         height=extents.height,
         width=extents.width,
@@ -318,6 +322,7 @@ def blocking_cycles[
     # Where it does not stay in L2 it comes again for each block.
     if whole * problem.groups > L2_FILTER_BYTES:
         task += Float64(filter) / FILTER_BYTES_PER_CYCLE
+    task *= Float64(blocking.groups)
     task += TASK_CYCLES
     var rounds = ceildiv(blocking.tasks(problem), threads)
     return Float64(rounds) * task

@@ -162,17 +162,20 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
         var filter = offsets.unsafe_offset(
             _floats[DType.int32](blocking.chunks)
         )
-        var block = filter.unsafe_offset(self.widened)
-        run_task[Self.U](
-            params,
-            Block(params.problem, blocking, task, params.images_inside),
-            DotScratch[dtype](
-                scratch,
-                offsets.unsafe_bitcast[Int32](),
-                block.unsafe_bitcast[Scalar[dtype]](),
-                filter.unsafe_bitcast[Scalar[dtype]](),
-            ),
-        )
+        var elements = filter.unsafe_offset(self.widened)
+        var block = Block(params.problem, blocking, task, params.images_inside)
+        for _ in range(block.groups):
+            run_task[Self.U](
+                params,
+                block,
+                DotScratch[dtype](
+                    scratch,
+                    offsets.unsafe_bitcast[Int32](),
+                    elements.unsafe_bitcast[Scalar[dtype]](),
+                    filter.unsafe_bitcast[Scalar[dtype]](),
+                ),
+            )
+            block.group += 1
 
 
 struct DotProduct[P: Pool, U: DotUnit](CpuKernel):

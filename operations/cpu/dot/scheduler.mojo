@@ -37,6 +37,9 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     """A cut, and what follows from it."""
 
     var cut: Cut
+    var groups: Int
+    """Groups of a task, one after the other: as many as share a cache line of
+    outputs, which two threads would take from each other."""
     var images: Int
     """Output images, `N * Z`; 1 where pixels are just counted."""
     var height: Int
@@ -99,7 +102,11 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         Args:
             problem: The convolution.
         """
-        return self.blocks() * self.panel_blocks(problem) * problem.groups
+        return (
+            self.blocks()
+            * self.panel_blocks(problem)
+            * ceildiv(problem.groups, self.groups)
+        )
 
     def positions(self, lines: Int, columns: Int) -> Int:
         """Positions that a block goes through, those between lines included.
@@ -208,6 +215,9 @@ struct Block(ImplicitlyCopyable, Movable):
     """The first."""
     var columns: Int
     var group: Int
+    """The first."""
+    var groups: Int
+    """Of the task."""
     var panel: Int
     """The first."""
     var panels: Int
@@ -240,6 +250,7 @@ struct Block(ImplicitlyCopyable, Movable):
         self.lines = min(cut.lines, blocking.height - self.line)
         self.column = column * cut.columns
         self.columns = min(cut.columns, blocking.width - self.column)
-        self.group = group
+        self.group = group * blocking.groups
+        self.groups = min(blocking.groups, problem.groups - self.group)
         self.panel = part * cut.panels
         self.panels = min(cut.panels, problem.panels() - self.panel)

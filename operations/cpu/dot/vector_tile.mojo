@@ -4,6 +4,7 @@ words of several pixels, one at a time, by vectors of filters."""
 from std.collections import Array, Optional
 from std.math import ceildiv
 from std.sys.info import size_of
+from std.sys.intrinsics import PrefetchOptions, prefetch
 
 from ...conv.epilogue import clamped
 from ...conv.fields import PANEL, ROW_BYTES
@@ -328,6 +329,17 @@ def _add_words[
 
 
 @always_inline
+def _prefetch_outputs[dtype: DType, rows: Int](output: PlainOutput[dtype]):
+    """Asks for the memory that outputs go to, a cache line of each pixel, while
+    they are being computed: the hardware does not guess where pixels lie."""
+    comptime to_write = PrefetchOptions().for_write().high_locality()
+    comptime for i in range(rows):
+        prefetch[params=to_write](
+            output.elements.unsafe_offset(i * output.filters)
+        )
+
+
+@always_inline
 def _store_outputs[
     U: VectorUnit, dtype: DType, rows: Int, panels: Int
 ](
@@ -409,6 +421,9 @@ def _multiply_tiles[
     ref edges = activation.edges
     var inside_of_slice = edges.inside(0) >> UInt64(first_row)
     for tile in range(tiles):
+        comptime if U.stores_outputs(dtype):
+            if output:
+                _prefetch_outputs[dtype, rows](output.value().at(tile * rows))
         var acc = Array[SIMD[sums_type, U.lanes], rows * vectors](fill=0)
         if slice.first > 0:
             comptime for i in range(rows):
@@ -455,20 +470,19 @@ def _multiply_tiles[
                 at = 0
                 inside >>= 1
         elements = elements.unsafe_offset(rows * row_stride)
-        var stored = False
+        var here = to
+        to = to.unsafe_offset(rows * sums.stride)
         comptime if U.stores_outputs(dtype):
             if output:
-                stored = True
                 _store_outputs[U, dtype, rows, panels](
                     acc, output.value().at(tile * rows)
                 )
-        if not stored:
-            comptime for i in range(rows):
-                comptime for v in range(vectors):
-                    to.unsafe_store(
-                        i * sums.stride + v * U.lanes, acc[i * vectors + v]
-                    )
-        to = to.unsafe_offset(rows * sums.stride)
+                continue
+        comptime for i in range(rows):
+            comptime for v in range(vectors):
+                here.unsafe_store(
+                    i * sums.stride + v * U.lanes, acc[i * vectors + v]
+                )
 
 
 @no_inline
