@@ -383,7 +383,11 @@ def _multiply_cycles[
 ](problem: ConvProblem, types: OperandTypes, blocking: Blocking) -> Float64:
     """Of multiplying and storing a block."""
     ref cut = blocking.cut
-    var strips = Strips.of[U](blocking, cut.lines, cut.columns)
+    var at_once = U.tiles
+    # Outputs are as a rule such as a tile stores itself.
+    if U.stores_outputs(types.output):
+        at_once = U.tiles_at_once(types.input, blocking.chunks)
+    var strips = Strips.of[U](blocking, cut.lines, cut.columns, at_once)
     var step = min(cut.panels, strips.panels)
     var chunks = Float64(blocking.chunks)
     comptime if U.step_words < CHUNK_WORDS:

@@ -605,9 +605,9 @@ def _stores_block[U: DotUnit](params: DotParams, block: Block) -> Bool:
     """Whether register tiles store outputs of a block themselves: its positions
     are outputs, and some of its panels are full."""
     comptime if U.stores_outputs(params.Source.dtype):
-        return Bool(params.plain) and (
-            not params.blocking.flat or block.lines == 1
-        )
+        ref blocking = params.blocking
+        var has_gaps = blocking.flat and blocking.pitch != blocking.width
+        return Bool(params.plain) and (block.lines == 1 or not has_gaps)
     return False
 
 
