@@ -34,6 +34,30 @@ comptime SUMS_BYTES = 6 * 1024
 """Of the sums that are stored together."""
 
 
+comptime NEAR_ROWS = 3
+"""Pixels that an address of x86 reaches from one pointer: it adds a register once
+or twice. A pointer to each pixel would take all registers."""
+
+
+@always_inline
+def near_word[row: Int](pixel: Reads[DType.uint32], row_bytes: Int) -> UInt32:
+    """A word of a pixel near another one.
+
+    Parameters:
+        row: Which, 0 for that one.
+
+    Args:
+        pixel: The word of that one.
+        row_bytes: Between two pixels.
+    """
+    return (
+        pixel.unsafe_bitcast[UInt8]()
+        .unsafe_offset(row * row_bytes)
+        .unsafe_bitcast[UInt32]()
+        .unsafe_load[alignment=1]()
+    )
+
+
 def tiles_together(rows: Int, panels: Int) -> Int:
     """Register tiles whose sums stay in L1 until they are stored.
 
@@ -82,6 +106,33 @@ trait VectorUnit(DotUnit):
             filters: Those of the filters, the same.
         """
         ...
+
+    @always_inline
+    @staticmethod
+    def add_word[
+        dtype: DType, row: Int
+    ](
+        sums: SIMD[sum_type(dtype), Self.lanes],
+        pixel: Reads[DType.uint32],
+        row_bytes: Int,
+        filters: SIMD[DType.uint32, Self.lanes],
+    ) -> SIMD[sum_type(dtype), Self.lanes]:
+        """`add`, of a word of a pixel in memory, for a single register of filters.
+
+        Parameters:
+            dtype: Of the operands.
+            row: Which pixel, 0 to `NEAR_ROWS - 1`.
+
+        Args:
+            sums: What to add to.
+            pixel: The word of the first pixel, as wide as `spread` says, at any
+                address.
+            row_bytes: Between two pixels.
+            filters: Those of the filters, the same.
+        """
+        return Self.add[dtype](
+            sums, {near_word[row](pixel, row_bytes)}, filters
+        )
 
     @staticmethod
     def round[
@@ -317,15 +368,20 @@ def _add_words[
                     panel * panel_stride + step * PANEL + lane
                 )
             comptime for i in range(begin, end):
-                var a = Words(
-                    pixels.unsafe_offset(i * row_stride + word_elements * step)
-                    .unsafe_bitcast[UInt32]()
-                    .unsafe_load[alignment=1]()
-                )
-                comptime for v in range(vectors):
-                    acc[i * vectors + v] = U.add[dtype](
-                        acc[i * vectors + v], a, b[v]
+                comptime near = i % NEAR_ROWS if vectors == 1 else 0
+                var word = pixels.unsafe_offset(
+                    (i - near) * row_stride + word_elements * step
+                ).unsafe_bitcast[UInt32]()
+                comptime if vectors == 1:
+                    acc[i] = U.add_word[dtype, near](
+                        acc[i], word, row_stride * size_of[dtype](), b[0]
                     )
+                else:
+                    var a = Words(word.unsafe_load[alignment=1]())
+                    comptime for v in range(vectors):
+                        acc[i * vectors + v] = U.add[dtype](
+                            acc[i * vectors + v], a, b[v]
+                        )
 
 
 @always_inline

@@ -27,7 +27,9 @@ from .mma import CHUNK_WORDS, WORD
 from .vector_tile import (
     L1_SLICE_BYTES,
     L2_SLICE_BYTES,
+    NEAR_ROWS,
     VectorUnit,
+    near_word,
     slices_of,
     tiles_together,
 )
@@ -174,6 +176,30 @@ struct X86Unit[
     ) -> SIMD[sum_type(dtype), Self.lanes]:
         comptime encoding = "{vex} " if Self.code == KERNEL_AVX_VNNI else ""
         return _instruction[encoding + _name(Self.code)](sums, pixel, filters)
+
+    @always_inline
+    @staticmethod
+    def add_word[
+        dtype: DType, row: Int
+    ](
+        sums: SIMD[sum_type(dtype), Self.lanes],
+        pixel: Reads[DType.uint32],
+        row_bytes: Int,
+        filters: SIMD[DType.uint32, Self.lanes],
+    ) -> SIMD[sum_type(dtype), Self.lanes]:
+        """See `VectorUnit`. `vdpbf16ps` broadcasts what it reads for nothing,
+        where a load that does takes longer than the multiplication."""
+        comptime if Self.code == KERNEL_AVX512_BF16:
+            comptime assert row < NEAR_ROWS, "an address reaches three pixels"
+            comptime address = ["($2)", "($2,$4)", "($2,$4,2)"][row]
+            return inlined_assembly[
+                "vdpbf16ps " + address + "{1to16}, $1, $0",
+                SIMD[sum_type(dtype), Self.lanes],
+                constraints="=v,v,r,0,r,~{memory}",
+            ](filters, pixel, sums, row_bytes)
+        return Self.add[dtype](
+            sums, {near_word[row](pixel, row_bytes)}, filters
+        )
 
     @staticmethod
     def instruction(dtype: DType) -> String:
