@@ -13,6 +13,7 @@ from ...conv.search import Candidates, cheapest
 from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS
 from ..gemm.scheduler import gathered_stride
 from ..gemm.tile_io import copy_width
+from .few_filters import few_filters
 from .mma import CHUNK_WORDS, DotUnit
 from .scheduler import (
     ACCESS_GATHER,
@@ -103,6 +104,9 @@ def access_refusal[
     """
     var unit = chunk_products(types.input)
     var step = U.step_words * interleaved_products(types.input)
+    # Few filters are multiplied by whole registers of a pixel.
+    if few_filters[U](problem, types.input) > 0:
+        step = unit
     if access == ACCESS_MATRIX:
         if U.flips(types.input):
             return String("activations are copied, to flip their signs")

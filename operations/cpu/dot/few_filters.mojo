@@ -11,12 +11,28 @@ from std.math import ceildiv
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.panels import interleaved_products
+from ...conv.problem import ConvProblem
 from ..config import vector_registers
-from .mma import CHUNK_WORDS, ActivationTile, FilterTile, Sums
+from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
 from .vector_tile import VectorUnit
 
 comptime MAX_FEW_FILTERS = PANEL // 4
 """Filters of the widest register tile."""
+
+
+def few_filters[U: DotUnit](problem: ConvProblem, dtype: DType) -> Int:
+    """The filters of a problem that has few, as the unit takes them; otherwise
+    0.
+
+    Parameters:
+        U: The instructions.
+
+    Args:
+        problem: The convolution.
+        dtype: Of the activations.
+    """
+    var few = problem.groups == 1 and problem.filters <= MAX_FEW_FILTERS
+    return problem.filters if few and U.takes_few(dtype) else 0
 
 
 def few_filter_rows(filters: Int) -> Int:
@@ -34,7 +50,8 @@ def few_filter_rows(filters: Int) -> Int:
 def unpack_filters[
     dtype: DType
 ](panel: Reads[dtype], words: Int, filters: Int, to: Writes[dtype]):
-    """Writes the filters of a widened panel one behind the other.
+    """Writes the filters of a panel, which is wide if it must be, one behind the
+    other.
 
     Parameters:
         dtype: Of the activations.

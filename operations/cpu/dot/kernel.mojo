@@ -23,7 +23,7 @@ from ..epilogue import TileStore
 from ..gemm.scheduler import RowTile, gathered_stride
 from ..gemm.tile_io import Columns, gather_rows
 from .edges import edges_of
-from .few_filters import MAX_FEW_FILTERS, unpack_filters
+from .few_filters import few_filters, unpack_filters
 from ..output import PlainOutput
 from .mma import (
     CHUNK_WORDS,
@@ -130,21 +130,6 @@ def panels_together[
     return tile_panels
 
 
-def few_filters[U: DotUnit](problem: ConvProblem, dtype: DType) -> Int:
-    """The filters of a problem that has few, as the unit takes them; otherwise
-    0.
-
-    Parameters:
-        U: The instructions.
-
-    Args:
-        problem: The convolution.
-        dtype: Of the activations.
-    """
-    var few = problem.groups == 1 and problem.filters <= MAX_FEW_FILTERS
-    return problem.filters if few and U.takes_few(dtype) else 0
-
-
 def widens_slices[
     U: DotUnit
 ](problem: ConvProblem, dtype: DType, blocking: Blocking) -> Bool:
@@ -185,17 +170,18 @@ def widened_elements[
         blocking: The cut.
     """
     var spread = U.spread(dtype)
+    var panel = problem.panel_layout(dtype)
+    # Few filters are unpacked behind their panel, which is wide if it must be.
+    var few = spread * panel.sums_offset()
+    if few_filters[U](problem, dtype) == 0:
+        few = 0
     if spread == 1:
-        return 0
+        return few
     if widens_slices[U](problem, dtype, blocking):
         return U.panels * L1_SLICE_BYTES
-    var panel = problem.panel_layout(dtype)
     var panels = blocking.cut.panels
     var together = panels_together[U](dtype, panel, panels, U.panels)
-    # Few filters are unpacked behind their panel.
-    if few_filters[U](problem, dtype) > 0:
-        together += 1
-    return spread * together * panel.sums_offset()
+    return spread * together * panel.sums_offset() + few
 
 
 def tile_sums[U: DotUnit]() -> Int:
@@ -357,27 +343,24 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
             end: Behind the last.
         """
         comptime spread = Self.U.spread(Self.Source.dtype)
+        if self.slices:
+            return
+        self.widened = panel
+        var words = self.params.blocking.chunks * CHUNK_WORDS
+        var to = self.scratch.filter
         comptime if spread > 1:
-            if self.slices:
-                return
-            self.widened = panel
-            var words = self.params.blocking.chunks * CHUNK_WORDS
             for i in range(panel, end):
-                var to = self.scratch.filter.unsafe_offset(
-                    (i - panel) * self._widened_stride()
-                )
-                widen_panel(
-                    _filter_tile(self.params, self.block, i, 1).elements,
-                    words,
-                    to,
-                )
-                if self.few > 0:
-                    unpack_filters(
-                        to.as_imm(),
-                        spread * words,
-                        self.few,
-                        to.unsafe_offset(self._widened_stride()),
-                    )
+                var packed = _filter_tile(self.params, self.block, i, 1)
+                widen_panel(packed.elements, words, to)
+                to = to.unsafe_offset(self._widened_stride())
+        comptime if Self.U.takes_few(Self.Source.dtype):
+            if self.few > 0:
+                var whole = self.scratch.filter.as_imm()
+                comptime if spread == 1:
+                    whole = _filter_tile(
+                        self.params, self.block, panel, 1
+                    ).elements
+                unpack_filters(whole, spread * words, self.few, to)
 
     @always_inline
     def _widened_stride(self) -> Int:
@@ -392,13 +375,16 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         var packed = _filter_tile(
             self.params, self.block, place.panel, place.panels
         )
-        comptime if Self.U.spread(Self.Source.dtype) == 1:
+        comptime spread = Self.U.spread(Self.Source.dtype)
+        if spread == 1 and self.few == 0:
             return packed
         if self.slices:
             packed.wide = self.scratch.filter
             return packed
         var stride = self._widened_stride()
-        var panel = place.panel - self.widened + (1 if self.few > 0 else 0)
+        var panel = place.panel - self.widened
+        if self.few > 0 and spread > 1:
+            panel += 1
         return FilterTile[Self.Source.dtype](
             self.scratch.filter.unsafe_offset(panel * stride).as_imm(),
             stride,

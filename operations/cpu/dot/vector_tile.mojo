@@ -184,18 +184,6 @@ trait VectorUnit(DotUnit):
         pass
 
     @staticmethod
-    def multiply[
-        dtype: DType
-    ](
-        mut state: Int,
-        activation: ActivationTile[dtype],
-        filter: FilterTile[dtype],
-        sums: Sums,
-        outputs: Optional[OutputLines[dtype]],
-    ):
-        multiply_panels[Self, dtype](activation, filter, sums, outputs)
-
-    @staticmethod
     def multiply_registers[
         dtype: DType
     ](chunks: Int, sums: Writes[DType.float32]):

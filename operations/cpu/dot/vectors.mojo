@@ -23,12 +23,21 @@ from ...conv.fields import (
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.kernel import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
-from .mma import CHUNK_WORDS, WORD
+from .few_filters import multiply_few
+from .mma import (
+    CHUNK_WORDS,
+    WORD,
+    ActivationTile,
+    FilterTile,
+    OutputLines,
+    Sums,
+)
 from .vector_tile import (
     L1_SLICE_BYTES,
     L2_SLICE_BYTES,
     NEAR_ROWS,
     VectorUnit,
+    multiply_panels,
     near_word,
     slices_of,
     tiles_together,
@@ -129,6 +138,28 @@ struct X86Unit[
                 t"{kernel_name(Self.code)}: the compiler takes this CPU for one"
                 t" without AVX-512"
             )
+
+    @staticmethod
+    def takes_few(dtype: DType) -> Bool:
+        """See `DotUnit`. Sums of AVX-VNNI, of half as many registers, would leave
+        some."""
+        return Self.code == KERNEL_AVX512_VNNI
+
+    @staticmethod
+    def multiply[
+        dtype: DType
+    ](
+        mut state: Int,
+        activation: ActivationTile[dtype],
+        filter: FilterTile[dtype],
+        sums: Sums,
+        outputs: Optional[OutputLines[dtype]],
+    ):
+        comptime if Self.takes_few(dtype):
+            if filter.filters > 0:
+                multiply_few[Self, dtype](activation, filter, sums)
+                return
+        multiply_panels[Self, dtype](activation, filter, sums, outputs)
 
     @staticmethod
     def stores_outputs(dtype: DType) -> Bool:
