@@ -6,7 +6,6 @@ tile ends with sums over lanes.
 """
 
 from std.collections import Array
-from std.math import ceildiv
 
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes, sum_type

@@ -24,14 +24,9 @@ from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
 from .cut import DotCut
-from .kernel import (
-    DotParams,
-    DotScratch,
-    run_task,
-    stages,
-    tile_sums,
-    widened_elements,
-)
+from .kernel import run_task
+from .params import DotParams, DotScratch
+from .pipeline import stages, tile_sums, widened_elements
 from .mma import DotUnit
 from .scheduler import ACCESS_IMAGE, Block, Blocking
 

@@ -12,7 +12,7 @@ from ...conv.fields import PANEL
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
 from ..config import CPU_TILE
-from ..dot.kernel import few_filters
+from ..dot.few_filters import few_filters
 from ..dot.widening import Widening
 from ..gemm.candidates import MAX_BLOCK_ELEMENTS
 from ..gemm.scheduler import gathered_stride

@@ -1,0 +1,154 @@
+"""Where the sums of a dot-product register tile become outputs: in memory, behind
+the epilogue, or in its registers, where the output is plain."""
+
+from std.collections import Optional
+from std.sys.info import size_of
+
+from ...conv.fields import PANEL
+from ..accumulators import Accumulators, OutputTile
+from .mma import DotUnit, OutputLines, Sums
+from .params import DotParams, Place, filter_tile
+from .scheduler import Block
+
+
+@always_inline
+def stores_block[U: DotUnit](params: DotParams, block: Block) -> Bool:
+    """Whether register tiles store outputs of a block themselves: its positions
+    are outputs, and some of its panels are full."""
+    comptime if U.stores_outputs(params.Source.dtype):
+        ref blocking = params.blocking
+        var has_gaps = blocking.flat and blocking.pitch != blocking.width
+        return Bool(params.plain) and (block.lines == 1 or not has_gaps)
+    return False
+
+
+@always_inline
+def plain_outputs[
+    U: DotUnit
+](params: DotParams, block: Block, place: Place) -> Optional[
+    OutputLines[params.Source.dtype]
+]:
+    """Where a register tile stores its outputs itself, if it does."""
+    var tile = _output_tile(
+        params,
+        block,
+        place.panel,
+        place.panels,
+        place.line,
+        place.first,
+        place.rows,
+    )
+    if not stores_block[U](params, block) or (
+        tile.filters < place.panels * PANEL
+    ):
+        return None
+    return OutputLines(
+        params.plain.value().at(tile.row, tile.filter), params.blocking.width
+    )
+
+
+@always_inline
+def store_sums[
+    U: DotUnit
+](params: DotParams, block: Block, place: Place, sums: Sums):
+    """Stores the outputs among a register tile's positions."""
+    ref blocking = params.blocking
+    if not blocking.flat:
+        # Whole lines of the image follow each other.
+        var whole = place.rows == blocking.width
+        for line in range(1 if whole else place.lines):
+            store_tile[U](
+                params,
+                block,
+                place.panel,
+                place.panels,
+                place.line + line,
+                place.first,
+                place.rows * (place.lines if whole else 1),
+                sums.behind(line * place.rows),
+            )
+        return
+    var below, column = divmod(place.first, blocking.pitch)
+    var done = 0
+    while done < place.rows:
+        var valid = min(block.columns - column, place.rows - done)
+        if valid > 0:
+            store_tile[U](
+                params,
+                block,
+                place.panel,
+                place.panels,
+                below,
+                column,
+                valid,
+                sums.behind(done),
+            )
+        done += blocking.pitch - column
+        column = 0
+        below += 1
+
+
+@always_inline
+def store_tile[
+    U: DotUnit
+](
+    params: DotParams,
+    block: Block,
+    panel: Int,
+    panels: Int,
+    line: Int,
+    column: Int,
+    rows: Int,
+    sums: Sums,
+):
+    """Stores neighbouring pixels of one of a block's lines by some of its
+    panels."""
+    comptime dtype = params.Source.dtype
+    var tile = _output_tile(params, block, panel, panels, line, column, rows)
+    comptime if dtype.is_integral():
+        comptime flipped = Int32(128 if U.flips(dtype) else 0)
+        var filter = filter_tile(params, block, panel, panels)
+        params.output.store_integers(
+            params.problem,
+            tile,
+            Accumulators[DType.int32](
+                sums.elements,
+                sums.stride,
+                filter.elements.unsafe_offset(
+                    params.panel.sums_offset()
+                ).unsafe_bitcast[Int32](),
+                params.panel.elements() // size_of[DType.int32](),
+                params.zero_point + flipped,
+            ),
+        )
+    else:
+        params.output.store(params.problem, tile, sums.elements, sums.stride)
+
+
+@always_inline
+def output_row(params: DotParams, block: Block, line: Int, column: Int) -> Int:
+    """The row of the implicit GEMM of a pixel of one of a block's lines."""
+    ref blocking = params.blocking
+    var above = block.image * blocking.height + block.line + line
+    return above * blocking.width + block.column + column
+
+
+@always_inline
+def _output_tile(
+    params: DotParams,
+    block: Block,
+    panel: Int,
+    panels: Int,
+    line: Int,
+    column: Int,
+    rows: Int,
+) -> OutputTile:
+    """Neighbouring pixels of one of a block's lines by some of its panels."""
+    ref problem = params.problem
+    var filter = (block.panel + panel) * PANEL
+    return OutputTile(
+        output_row(params, block, line, column),
+        rows,
+        block.group * problem.gemm_n() + filter,
+        min(panels * PANEL, problem.gemm_n() - filter),
+    )
