@@ -48,6 +48,12 @@ comptime STORE_CYCLES = 0.5
 comptime TILE_CYCLES = 20.0
 """Of a register tile, whatever its depth: its sums go through L1."""
 
+comptime PLAIN_STORE_CYCLES = 0.15
+"""Of an output that a register tile stores itself."""
+
+comptime CALL_CYCLES = 80.0
+"""Of multiplying a run of tiles, however short."""
+
 comptime STORED_CYCLES = 100.0
 """Of what is stored together, however little: what the epilogue does is asked."""
 
@@ -405,10 +411,17 @@ def _multiply_cycles[
             chunks *= CONFLICT_SHARE
     var panels = Float64(strips.lines) * _line_cycles[U](strips, step, chunks)
     panels += Float64(strips.stores()) * STORED_CYCLES
+    # A run of whole tiles is a call, and so is what is left of a line.
+    var runs = ceildiv(strips.positions, strips.stored)
+    if strips.positions % strips.rows != 0:
+        runs += 1
+    panels += Float64(strips.lines * runs) * CALL_CYCLES
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
+    var stored = STORE_CYCLES
+    if U.stores_outputs(types.output) and not blocking.has_gaps():
+        stored = PLAIN_STORE_CYCLES
     return (
-        Float64(ceildiv(cut.panels, step)) * panels
-        + Float64(outputs) * STORE_CYCLES
+        Float64(ceildiv(cut.panels, step)) * panels + Float64(outputs) * stored
     )
 
 

@@ -16,9 +16,9 @@ def stores_block[U: DotUnit](params: DotParams, block: Block) -> Bool:
     """Whether register tiles store outputs of a block themselves: its positions
     are outputs, and some of its panels are full."""
     comptime if U.stores_outputs(params.Source.dtype):
-        ref blocking = params.blocking
-        var has_gaps = blocking.flat and blocking.pitch != blocking.width
-        return Bool(params.plain) and (block.lines == 1 or not has_gaps)
+        return Bool(params.plain) and (
+            block.lines == 1 or not params.blocking.has_gaps()
+        )
     return False
 
 

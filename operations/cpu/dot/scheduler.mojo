@@ -70,6 +70,10 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     var last_words: Int
     """Words of a filter row's last chunk that hold products."""
 
+    def has_gaps(self) -> Bool:
+        """Whether register tiles go across positions that are no outputs."""
+        return self.flat and self.pitch != self.width
+
     def words(self) -> Int:
         """Words that hold products of an output."""
         var skipped = CHUNK_WORDS - self.last_words
