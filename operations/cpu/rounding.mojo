@@ -1,6 +1,7 @@
 """Sums rounded to an output's type."""
 
 from std.memory import bitcast
+from std.sys._assembly import inlined_assembly
 
 
 @always_inline
@@ -44,3 +45,25 @@ def rounded[
         return bitcast[dtype, width](halves)
     else:
         return value.cast[dtype]()
+
+
+@always_inline
+def rounded_by_avx512_bf16(
+    low: SIMD[DType.float32, 16], high: SIMD[DType.float32, 16]
+) -> SIMD[DType.bfloat16, 32]:
+    """Two registers of values rounded by `vcvtne2ps2bf16`, which AVX512-BF16 has:
+    denormal numbers become zeros.
+
+    (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.)
+
+    Args:
+        low: The first values.
+        high: Those behind them.
+    """
+    var words = inlined_assembly[
+        "vcvtne2ps2bf16 $2, $1, $0",
+        SIMD[DType.uint64, 8],
+        constraints="=v,v,v",
+        has_side_effect=False,
+    ](high, low)
+    return bitcast[DType.bfloat16, 32](words)

@@ -2,12 +2,11 @@
 outputs."""
 
 from std.memory import bitcast
-from std.sys._assembly import inlined_assembly
 from std.utils import IndexList
 
 from ...conv.memory import Reads
 from ..config import LANES, vector_registers
-from ..rounding import nearest_bits, rounded
+from ..rounding import nearest_bits, rounded, rounded_by_avx512_bf16
 
 comptime ORDER_PLAIN = 0
 """Lanes lie as their channels do."""
@@ -124,14 +123,13 @@ def rounded_lanes[
         var odd = nearest_bits(value.slice[half, offset=half]())
         return bitcast[dtype, lanes.width]((even >> 16) | (odd & 0xFFFF0000))
     else:
-        var words = inlined_assembly[
-            "vcvtne2ps2bf16 $2, $1, $0",
-            SIMD[DType.uint64, 8],
-            constraints="=v,v,v",
-            has_side_effect=False,
-        ](
-            value.slice[half, offset=half](),
-            value.slice[half, offset=0](),
+        var words = bitcast[DType.uint64, 8](
+            rounded_by_avx512_bf16(
+                rebind[SIMD[DType.float32, 16]](value.slice[half, offset=0]()),
+                rebind[SIMD[DType.float32, 16]](
+                    value.slice[half, offset=half]()
+                ),
+            )
         )
         return bitcast[dtype, lanes.width](
             words.shuffle[0, 4, 1, 5, 2, 6, 3, 7]()

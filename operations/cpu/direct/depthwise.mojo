@@ -21,6 +21,7 @@ from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from .channels import Lanes
 from .cut import RowCut
+from ..output import PlainOutput
 from .depthwise_dot import (
     DOT_COLUMNS,
     compute_span_of_dots,
@@ -36,7 +37,6 @@ from .launch import (
     exactness_refusal,
     choose_rows,
 )
-from ..output import PlainOutput
 from .sums import DirectOutput, ScratchSums, SumTarget
 
 

@@ -11,10 +11,10 @@ from ...conv.quantization import EXACT_PRODUCTS
 from ..accumulators import OutputTile
 from ..epilogue import TileStore
 from ..kernel import CpuKernel
+from ..output import PlainOutput
 from ..scheduler import Schedule, Tasks
 from .cut import RowCut, image_rows
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
-from ..output import PlainOutput
 from .sums import DirectOutput
 
 comptime MAX_TASK_ROWS = 16

@@ -434,7 +434,7 @@ def _line_cycles[
     while left > 0:
         var rows = U.tile_rows(min(left, strips.rows))
         # All whole tiles at once, unless a smaller one goes in front.
-        var tiles = max(1, left // rows if rows == strips.rows else 1)
+        var tiles = left // rows if rows == strips.rows else 1
         var tile = U.chunk_cycles(rows, panels) * chunks + TILE_CYCLES
         cycles += Float64(tiles) * tile
         left -= tiles * rows

@@ -25,9 +25,9 @@ from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
 from .cut import DotCut
 from .kernel import run_task
+from .mma import DotUnit
 from .params import DotParams, DotScratch
 from .pipeline import stages, tile_sums, widened_elements
-from .mma import DotUnit
 from .scheduler import ACCESS_IMAGE, Block, Blocking
 
 

@@ -49,7 +49,7 @@ struct DotScratch[dtype: DType](ImplicitlyCopyable, Movable):
     var offsets: Writes[DType.int32]
     var block: Writes[Self.dtype]
     var filter: Writes[Self.dtype]
-    """Panels that are widened."""
+    """Panels that are widened, or few filters one behind the other."""
 
 
 @fieldwise_init

@@ -183,7 +183,7 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
 
     @always_inline
     def widen(mut self, panel: Int, end: Int):
-        """Makes panels wide, for the tiles that follow.
+        """Makes panels wide and unpacks few filters, for the tiles that follow.
 
         Args:
             panel: The first, of the block.

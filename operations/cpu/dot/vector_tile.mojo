@@ -10,8 +10,9 @@ from ...conv.epilogue import clamped
 from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.panels import interleaved_products
-from ..unit import ONES, opaque
 from ..output import PlainOutput
+from ..rounding import rounded
+from ..unit import ONES, opaque
 from .mma import (
     CHUNK_WORDS,
     WORD,
@@ -150,7 +151,9 @@ trait VectorUnit(DotUnit):
             low: The first register's.
             high: The second's.
         """
-        ...
+        return rebind[SIMD[dtype, 2 * Self.lanes]](
+            rounded[dtype](low.join(high))
+        )
 
     @staticmethod
     def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):

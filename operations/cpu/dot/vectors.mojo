@@ -10,7 +10,6 @@ hold, for each of a panel's filters.
 """
 
 from std.collections import Optional
-from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
 
@@ -23,6 +22,7 @@ from ...conv.fields import (
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.kernel import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
+from ..rounding import rounded_by_avx512_bf16
 from .few_filters import multiply_few
 from .mma import (
     CHUNK_WORDS,
@@ -181,16 +181,15 @@ struct X86Unit[
         high: SIMD[DType.float32, Self.lanes],
     ) -> SIMD[dtype, 2 * Self.lanes]:
         """See `VectorUnit`. Denormal numbers become zeros."""
-        comptime if Self.lanes == PANEL:
-            var words = inlined_assembly[
-                "vcvtne2ps2bf16 $2, $1, $0",
-                SIMD[DType.uint64, PANEL // 2],
-                constraints="=v,v,v",
-                has_side_effect=False,
-            ](high, low)
-            return bitcast[dtype, 2 * Self.lanes](words)
-        else:
-            return low.join(high).cast[dtype]()
+        comptime assert (
+            Self.code == KERNEL_AVX512_BF16
+        ), "no other unit stores outputs"
+        return rebind[SIMD[dtype, 2 * Self.lanes]](
+            rounded_by_avx512_bf16(
+                rebind[SIMD[DType.float32, 16]](low),
+                rebind[SIMD[DType.float32, 16]](high),
+            )
+        )
 
     @staticmethod
     def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):

@@ -181,16 +181,6 @@ struct Widening(VectorUnit):
         return None
 
     @staticmethod
-    def round[
-        dtype: DType
-    ](
-        low: SIMD[DType.float32, Self.lanes],
-        high: SIMD[DType.float32, Self.lanes],
-    ) -> SIMD[dtype, 2 * Self.lanes]:
-        # It stores no outputs.
-        return low.join(high).cast[dtype]()
-
-    @staticmethod
     def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):
         widen_panel(panel, words, to)
 
