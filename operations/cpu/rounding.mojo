@@ -50,9 +50,10 @@ def rounded[
 @always_inline
 def rounded_by_avx512_bf16(
     low: SIMD[DType.float32, 16], high: SIMD[DType.float32, 16]
-) -> SIMD[DType.bfloat16, 32]:
-    """Two registers of values rounded by `vcvtne2ps2bf16`, which AVX512-BF16 has:
-    denormal numbers become zeros.
+) -> SIMD[DType.uint64, 8]:
+    """Bits of 32 bfloat16: two registers of values rounded by `vcvtne2ps2bf16`,
+    which AVX512-BF16 has. Denormal numbers become zeros. As bfloat16 the compiler
+    would shuffle them an element after the other.
 
     (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.)
 
@@ -60,10 +61,9 @@ def rounded_by_avx512_bf16(
         low: The first values.
         high: Those behind them.
     """
-    var words = inlined_assembly[
+    return inlined_assembly[
         "vcvtne2ps2bf16 $2, $1, $0",
         SIMD[DType.uint64, 8],
         constraints="=v,v,v",
         has_side_effect=False,
     ](high, low)
-    return bitcast[DType.bfloat16, 32](words)

@@ -123,13 +123,9 @@ def rounded_lanes[
         var odd = nearest_bits(value.slice[half, offset=half]())
         return bitcast[dtype, lanes.width]((even >> 16) | (odd & 0xFFFF0000))
     else:
-        var words = bitcast[DType.uint64, 8](
-            rounded_by_avx512_bf16(
-                rebind[SIMD[DType.float32, 16]](value.slice[half, offset=0]()),
-                rebind[SIMD[DType.float32, 16]](
-                    value.slice[half, offset=half]()
-                ),
-            )
+        var words = rounded_by_avx512_bf16(
+            rebind[SIMD[DType.float32, 16]](value.slice[half, offset=0]()),
+            rebind[SIMD[DType.float32, 16]](value.slice[half, offset=half]()),
         )
         return bitcast[dtype, lanes.width](
             words.shuffle[0, 4, 1, 5, 2, 6, 3, 7]()

@@ -10,6 +10,7 @@ hold, for each of a panel's filters.
 """
 
 from std.collections import Optional
+from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
 
@@ -184,7 +185,7 @@ struct X86Unit[
         comptime assert (
             Self.code == KERNEL_AVX512_BF16
         ), "no other unit stores outputs"
-        return rebind[SIMD[dtype, 2 * Self.lanes]](
+        return bitcast[dtype, 2 * Self.lanes](
             rounded_by_avx512_bf16(
                 rebind[SIMD[DType.float32, 16]](low),
                 rebind[SIMD[DType.float32, 16]](high),
