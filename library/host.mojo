@@ -9,7 +9,9 @@ from std.collections import Optional
 from std.memory.alloc import unsafe_alloc
 
 from library.call import (
+    OUTPUT_TYPE,
     SCALED,
+    TYPE,
     Call,
     CallArguments,
     free_sentence,
@@ -22,9 +24,11 @@ from operations.conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
 from operations.conv.memory import Writes
 from operations.conv.operands import Device
 from operations.conv.plans import Planned
+from operations.conv.quantization import Quantization
 from operations.conv.kernel import kernel_name
 from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
+from operations.cpu.direct.mean import Means, compute_means
 from operations.cpu.openmp import OpenMpPool, Parallel
 from operations.cpu.registry import CpuRegistry
 from operations.cpu.transpose import Matrices, transpose
@@ -198,6 +202,83 @@ def maxconv_explain(
         return 0
     except error:
         return sentence(error)
+
+
+@export
+def maxconv_mean(
+    images: Int64,
+    pixels: Int64,
+    channels: Int64,
+    scalars: Int64,
+    rounds: Int64,
+    input: Int64,
+    output: Int64,
+    threads: Int64,
+    parallel: Parallel,
+) abi("C") -> Int64:
+    """Computes the mean over each image's pixels. A mean of one pixel makes
+    integers of floats.
+
+    Args:
+        images: How many.
+        pixels: Of an image.
+        channels: Of a pixel.
+        scalars: The address of four float32: what a sum is multiplied with,
+            what is then added, and, of integers that come out, their steps in 1
+            and their zero point.
+        rounds: Whether the input is float32, not of the library's type;
+            integers come out.
+        input: The address of `[images, pixels, channels]`.
+        output: The address of `[images, channels]`.
+        threads: How many threads may run.
+        parallel: See `Parallel`; not called for a single thread.
+    """
+    try:
+        var pool = OpenMpPool(parallel, Int(threads))
+        comptime if OUTPUT_TYPE.is_integral():
+            if rounds != 0:
+                compute_means(
+                    _means[DType.float32](
+                        images, pixels, channels, scalars, input, output
+                    ),
+                    pool,
+                )
+                return 0
+        if rounds != 0:
+            raise Error(
+                t"rounds: {rounds} is not allowed in a library whose outputs"
+                t" are {OUTPUT_TYPE}; 0 is"
+            )
+        compute_means(
+            _means[TYPE](images, pixels, channels, scalars, input, output), pool
+        )
+        return 0
+    except error:
+        return sentence(error)
+
+
+def _means[
+    dtype: DType
+](
+    images: Int64,
+    pixels: Int64,
+    channels: Int64,
+    scalars: Int64,
+    input: Int64,
+    output: Int64,
+) -> Means[dtype, OUTPUT_TYPE]:
+    """The means of `maxconv_mean`, of elements of a type."""
+    var numbers = reads[DType.float32](scalars)
+    return Means(
+        reads[dtype](input),
+        Writes[OUTPUT_TYPE](unsafe_from_address=Int(output)),
+        Int(images),
+        Int(pixels),
+        Int(channels),
+        numbers[unsafe_offset=0],
+        numbers[unsafe_offset=1],
+        Quantization(0, numbers[unsafe_offset=3], numbers[unsafe_offset=2]),
+    )
 
 
 @export

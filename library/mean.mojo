@@ -41,22 +41,22 @@ def maxconv_free(text: Int64) abi("C"):
 @export
 def maxconv_mean(
     device: Int64,
-    input: Int64,
-    output: Int64,
     images: Int64,
     pixels: Int64,
     channels: Int64,
+    input: Int64,
+    output: Int64,
     stream: Int64,
 ) abi("C") -> Int64:
     """Enqueues the mean over each image's pixels.
 
     Args:
         device: What `maxconv_open` made.
-        input: The address of `[images, pixels, channels]`.
-        output: The address of `[images, channels]`.
         images: How many.
         pixels: Of an image.
         channels: Of a pixel.
+        input: The address of `[images, pixels, channels]`.
+        output: The address of `[images, channels]`.
         stream: The `CUstream` handle; 0 is the default stream.
     """
     try:

@@ -170,14 +170,15 @@ class Prepared:
     """A call without its pointers; what the library keeps of it goes with this object."""
 
     def __init__(self, library: Host | GpuKernel, handle: int) -> None:
-        self._library = library
-        self._run = library.run
+        self.library = library
+        self.function = library.run
+        """What runs it; takes the handle and what ``run`` takes."""
         self.handle = handle
         """The library's, of the call."""
 
     def __del__(self) -> None:
         """Gives the memory back."""
-        self._library.release(self.handle)
+        self.library.release(self.handle)
 
     def run(self, *arguments: int) -> None:
         """Convolves.
@@ -190,9 +191,9 @@ class Prepared:
         Raises:
             ValueError: No kernel takes the call, or the driver refuses; the message says why.
         """
-        failed = self._run(self.handle, *arguments)
+        failed = self.function(self.handle, *arguments)
         if failed:
-            raise self._library.error(failed)
+            raise self.library.error(failed)
 
 
 class Host(Library):
@@ -206,6 +207,11 @@ class Host(Library):
         self._name = self.function("name", 4)
         self._explain = self.function("explain", 3)
         self._transpose = self.function("transpose", 8)
+        self.mean = self.function("mean", 9)
+        """The mean over pixels; takes images, pixels, channels, the address of four float32 (a
+        factor, a summand, steps in 1, zero point), whether the input is float32 whatever the
+        library's type, the addresses of input and output, how many threads may run and the address
+        of ``GOMP_parallel``; returns 0, or the address of a sentence."""
 
     def name(self, prepared: Prepared, cut: Sequence[int], threads: int) -> None:
         """Has later runs of a call cut the problem by numbers, not as the kernel itself chooses.
@@ -385,36 +391,10 @@ class Mean(Beside):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._mean = self.function("mean", 7)
-
-    def run(
-        self,
-        index: int,
-        input: int,
-        output: int,
-        images: int,
-        pixels: int,
-        channels: int,
-        stream: int,
-    ) -> None:
-        """Enqueues the mean over each image's pixels; nothing is waited for.
-
-        Args:
-            index: Of the GPU, among those that the process sees.
-            input: The address of ``[images, pixels, channels]``.
-            output: The address of ``[images, channels]``.
-            images: How many.
-            pixels: Of an image.
-            channels: Of a pixel.
-            stream: The ``CUstream``.
-
-        Raises:
-            ValueError: The shape is too large, or the driver refuses; the message says why.
-        """
-        device = self.device(index)
-        failed = self._mean(device, input, output, images, pixels, channels, stream)
-        if failed:
-            raise self.error(failed)
+        self.mean = self.function("mean", 7)
+        """Enqueues the mean; takes a device's handle, images, pixels, channels, the addresses of
+        ``[images, pixels, channels]`` and ``[images, channels]``, and the ``CUstream``; returns 0,
+        or the address of a sentence."""
 
 
 class GroupNorm(Beside):

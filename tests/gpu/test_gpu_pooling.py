@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import maxconv.torch as mt  # noqa: E402
-from maxconv import _native  # noqa: E402
+from maxconv.torch._means import MeanPlan  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,
@@ -41,13 +41,13 @@ def check(actual: Any, x: Any) -> None:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts launches of maxconv's kernel."""
     counted: list[int] = []
-    run = _native.Mean.run
+    run = MeanPlan.run
 
-    def counting(*arguments: Any) -> None:
+    def counting(self: MeanPlan, input: Any) -> Any:
         counted.append(1)
-        run(*arguments)
+        return run(self, input)
 
-    monkeypatch.setattr(_native.Mean, "run", counting)
+    monkeypatch.setattr(MeanPlan, "run", counting)
     return counted
 
 

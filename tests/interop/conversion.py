@@ -14,6 +14,10 @@ import maxconv.torch as mt
 from maxconv.bench.resnet import randomize
 
 
+#: How often ``convert_and_compare`` calls a converted model: as often in each memory format.
+CALLS = 6
+
+
 def convert_and_compare(
     model: nn.Module, *inputs: Tensor, **options: Any
 ) -> tuple[nn.Module, mt.ConversionReport]:
@@ -28,10 +32,16 @@ def convert_and_compare(
         exact = exact_model(*(x.double() for x in inputs))
         own = model(*(x.clone() for x in inputs))
     for formats in (torch.contiguous_format, torch.channels_last):
-        # Without no_grad: a converted model has nothing that requires grad.
-        actual = converted(
-            *(x.clone(memory_format=formats) if x.dim() == 4 else x.clone() for x in inputs)
-        )
+        # Without no_grad: a converted model has nothing that requires grad. The first call takes
+        # no chains, the next one makes them, the last one runs them.
+        calls = [
+            converted(
+                *(x.clone(memory_format=formats) if x.dim() == 4 else x.clone() for x in inputs)
+            )
+            for _ in range(CALLS // 2)
+        ]
+        actual = calls[0]
+        assert all(torch.equal(actual, later) for later in calls[1:])
         assert actual.shape == exact.shape and actual.dtype == own.dtype
         scale = exact.abs().max()
         error = (actual.double() - exact).abs().max() / scale

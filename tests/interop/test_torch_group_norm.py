@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from tests.interop.conversion import X, conv, convert_and_compare, network
+from tests.interop.conversion import CALLS, X, conv, convert_and_compare, network
 from tests.interop.torch_tensors import close, draw, last
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
@@ -276,7 +276,7 @@ def test_normalizations_take_activations(name: str, kernels: Kernels) -> None:
     model.w = nn.Parameter(draw(4, seed=5))
     convert_and_compare(model, X)
     # A weight without a bias is PyTorch's to multiply with.
-    assert kernels.calls == ([] if name == "function" else [taken] * 2)
+    assert kernels.calls == ([] if name == "function" else [taken] * CALLS)
 
 
 def test_a_module_that_is_called_twice(kernels: Kernels) -> None:
@@ -284,7 +284,7 @@ def test_a_module_that_is_called_twice(kernels: Kernels) -> None:
         lambda m, x: m.norm(m.conv(functional.silu(m.norm(m.conv(x))))), conv=conv(), norm=norm()
     )
     converted, _ = convert_and_compare(model, X)
-    assert kernels.calls == ["silu", "none"] * 2
+    assert kernels.calls == ["silu", "none"] * CALLS
     assert isinstance(converted.norm, _norm.GroupNorm)
 
 
@@ -325,7 +325,7 @@ def test_a_subclass_is_what_its_forward_does(kernels: Kernels) -> None:
 
     convert_and_compare(nn.Sequential(conv(), Shifted(2, 4), nn.SiLU()).eval(), X)
     # Traced, it is a function.
-    assert kernels.calls == ["none"] * 2
+    assert kernels.calls == ["none"] * CALLS
 
 
 def test_modules_with_hooks_stay(kernels: Kernels) -> None:

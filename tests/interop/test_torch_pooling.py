@@ -14,14 +14,61 @@ from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import maxconv.torch as mt
+from maxconv import Quantization
 from maxconv.torch import _pooling
+from maxconv.torch._excitation import QuantizedMean
+from maxconv.torch._quantized import Quantize
 
 
-def test_a_cpu_gets_pytorchs_mean() -> None:
-    for x in (draw(2, 6, 9), draw(2, 6, 9, 4), last(draw(2, 6, 3, 4, 5))):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 6, 9), (2, 6, 9, 4), (2, 6, 3, 4, 5), (1, 1, 7, 7), (1, 133, 1, 1), (3, 960, 7, 7)],
+    ids=str,
+)
+def test_channels_last_tensors_of_a_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    # With an offset, sums are large: a float32 sum is off by half a unit in its last place for each
+    # of 64 pixels, and for each 64 of them; then comes the rounding to the type.
+    x = last(draw(*shape)).add_(3).to(dtype)
+    exact = x.double().mean(tuple(range(2, x.dim())), keepdim=True)
+    for actual in (mt.global_avg_pool(x), torch.ops.maxconv.global_avg_pool(x)):
+        assert actual.dtype == dtype and actual.is_contiguous()
+        error = ((actual.double() - exact) / exact.abs()).abs().max()
+        assert error <= torch.finfo(dtype).eps / 2 + 130 * 2**-24
+
+
+def test_many_pixels_and_threads() -> None:
+    threads = torch.get_num_threads()
+    x = last(draw(1, 70, 300, 301)) + 1
+    exact = x.double().mean((2, 3), keepdim=True)
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            actual = mt.global_avg_pool(x)
+            # 64 and 1,411 float32 sums, one after the other: a few of the errors add up.
+            assert (actual.double() - exact).abs().max() < 64 * 2**-24
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_nan_and_infinity_stay_in_their_channel() -> None:
+    x = last(draw(1, 20, 5, 5)).clone()
+    x[0, 3, 2, 2], x[0, 17, 1, 1] = math.nan, math.inf
+    y = mt.global_avg_pool(x).flatten()
+    assert y[3].isnan() and y[17].isinf() and y.isfinite().sum() == 18
+
+
+def test_others_are_pytorchs() -> None:
+    for x in (
+        draw(2, 6, 9),
+        draw(2, 6, 9, 4),
+        draw(2, 6, 3, 4, 5),
+        last(draw(2, 6, 4, 4)).double(),
+    ):
         expected = x.mean(tuple(range(2, x.dim())), keepdim=True)
         assert torch.equal(mt.global_avg_pool(x), expected)
-        assert torch.equal(torch.ops.maxconv.global_avg_pool(x), expected)
+        if x.dtype != torch.float64:
+            assert torch.equal(torch.ops.maxconv.global_avg_pool(x), expected)
     x = draw(1, 2, 3, 3).requires_grad_()
     cast(Any, mt.global_avg_pool(x).sum()).backward()
     assert x.grad is not None and torch.allclose(x.grad, torch.full_like(x, 1 / 9))
@@ -44,7 +91,7 @@ def test_the_fake_output_has_the_kernels_strides() -> None:
 
 
 def test_a_compiled_graph_has_the_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pooling, "_is_on_gpu", lambda input: True)
+    monkeypatch.setattr(_pooling, "_is_on", lambda input: True)
 
     class Net(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +150,7 @@ def test_means_over_pixels_are_found(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_pooling, "_is_ours", noting)
     model = network(FORMS[name], conv=conv(), pool=nn.AdaptiveAvgPool2d((1, 1)))
     convert_and_compare(model, X)
-    assert seen == [X.shape] * 2
+    assert set(seen) == {X.shape}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -142,3 +189,87 @@ def test_modules_that_cannot_be_traced_are_searched() -> None:
     converted, report = convert_and_compare(Branches().eval(), X)
     assert report.untraced
     assert isinstance(converted.pool, _pooling.GlobalAvgPool2d)
+
+
+# Integers ---------------------------------------------------------------------------------------
+
+BEFORE = Quantization(scale=0.03, zero_point=7, dtype="uint8")
+AFTER = Quantization(scale=0.011, zero_point=-3, dtype="int8")
+
+
+def integers(*shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+    limits = torch.iinfo(dtype)
+    drawn = torch.Generator().manual_seed(1)
+    return torch.randint(limits.min, limits.max + 1, shape, generator=drawn).to(dtype)
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 70, 9, 8), (1, 5, 3, 4, 5), (1, 3, 11), (2, 4, 1, 1)], ids=str
+)
+def test_means_of_integers(shape: tuple[int, ...]) -> None:
+    x = last(integers(*shape))
+    places = tuple(range(2, len(shape)))
+    exact = 0.03 * (x.double().mean(places, keepdim=True) - 7)
+    actual = QuantizedMean(BEFORE, places, True, torch.float32)(x)
+    # The sums are exact; three float32 numbers are rounded, the largest of 255 steps.
+    assert actual.dtype == torch.float32
+    assert (actual.double() - exact).abs().max() <= 3 * 255 * 0.03 * 2**-24
+    by_pytorch = QuantizedMean(BEFORE, places, True, torch.float32)(x.contiguous())
+    assert (by_pytorch - actual).abs().max() <= 3 * 255 * 0.03 * 2**-24
+    again = QuantizedMean(BEFORE, places, True, torch.float32, AFTER)(x)
+    steps = (exact / float(AFTER.scale)).clamp(-125, 130)
+    assert again.dtype == torch.int8 and again.shape == actual.shape
+    # Rounded once, of a number that is not exact.
+    assert ((again.double() + 3) - steps).abs().max() <= 0.5 + 1e-4
+    assert torch.equal(again, Quantize(AFTER, -1)(actual))
+
+
+def test_means_of_all_other_dimensions_are_pytorchs() -> None:
+    x = last(integers(2, 4, 5, 6))
+    for places, kept in (((2,), True), ((1, 2, 3), True), ((2, 3), False)):
+        actual = QuantizedMean(BEFORE, places, kept, torch.float32)(x)
+        exact = 0.03 * (x.double().mean(places, keepdim=kept) - 7)
+        assert actual.shape == exact.shape and torch.allclose(actual.double(), exact, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+@pytest.mark.parametrize("order", ["first", "last", "gaps"])
+def test_integers_of_floats(dtype: str, order: str) -> None:
+    limits = torch.iinfo(getattr(torch, dtype))
+    known = Quantization(scale=0.25, zero_point=(limits.min + limits.max) // 2, dtype=dtype)
+    # Halves of steps, which go to even; what saturates; infinities; and a NaN, the least integer.
+    x = torch.arange(-1200, 1200).float().view(1, 4, 20, 30) / 8
+    x[0, 0, 0, :3] = torch.tensor([math.inf, -math.inf, math.nan])
+    x = {"first": x, "last": last(x), "gaps": x.repeat(1, 1, 1, 2)[..., ::2]}[order]
+    actual = Quantize(known, -3)(x)
+    steps = (x.double() / 0.25).round() + known.zero_point
+    expected = steps.nan_to_num(limits.min, math.inf, -math.inf).clamp(limits.min, limits.max)
+    assert torch.equal(actual, expected.to(actual.dtype)) or order == "gaps"
+    finite = x.isfinite()
+    assert torch.equal(actual[finite], expected.to(actual.dtype)[finite])
+    assert actual.stride() == x.stride() or order == "gaps"
+
+
+def test_a_quantized_model_averages_to_integers() -> None:
+    class Excitation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.last = conv(), nn.Conv2d(4, 4, 1)
+            self.pool, self.down, self.up = (
+                nn.AdaptiveAvgPool2d(1),
+                nn.Conv2d(4, 2, 1),
+                nn.Conv2d(2, 4, 1),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = functional.relu(self.conv(x))
+            factor = torch.sigmoid(self.up(functional.relu(self.down(self.pool(y)))))
+            return cast(Tensor, self.last(y * factor))
+
+    small, _ = mt.quantize(Excitation().eval(), [X])
+    means = [part for part in small.modules() if isinstance(part, QuantizedMean)]
+    assert len(means) == 1 and means[0].rounded is not None
+    # That of the model's input is the only step that makes integers of floats.
+    assert sum(isinstance(part, Quantize) for part in small.modules()) == 1
+    calls = [small(X) for _ in range(3)]
+    assert all(torch.equal(calls[0], later) for later in calls[1:])

@@ -175,7 +175,7 @@ class _Converter:
 
     def _report_functions(self, module: nn.Module, name: str) -> None:
         """Reports convolutions in the code of a module that stays as it is."""
-        for function in called_convolutions(cast(Any, type(module))):
+        for function in called_convolutions(type(module)):
             why = f"a {type(module).__name__}, which cannot be traced, calls it"
             self.report.left.append(Left(name or "(model)", function, why))
 
@@ -212,7 +212,7 @@ class _Converter:
 def _has_convolutions(module: nn.Module) -> bool:
     return any(
         isinstance(part, _ConvNd | _BatchNorm | torch.jit.ScriptModule)
-        or bool(called_convolutions(cast(Any, type(part))))
+        or bool(called_convolutions(type(part)))
         for part in module.modules()
     )
 

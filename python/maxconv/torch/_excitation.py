@@ -13,12 +13,14 @@ from torch.fx import GraphModule, Node
 
 from .._calibration import Quantization
 from ._arguments import read
+from ._chains import Chained, Planned
 from ._dtypes import BY_NAME
-from ._functional import convolve
+from ._functional import convolve, plan_of
+from ._means import MeanPlan, plan_mean
 from ._modules import _Conv
 from ._patterns import module_of
 from ._pooling import GLOBAL_POOLS, averaged, pooled
-from ._quantized import Constants, added_module
+from ._quantized import Constants, Quantize, added_module, round_floats, rounded_to
 
 __all__ = ["Product", "QuantizedMean", "QuantizedProduct", "is_mean", "mark_products", "write_mean"]
 
@@ -35,14 +37,15 @@ def is_mean(node: Node, modules: _Modules) -> bool:
     return isinstance(module, GLOBAL_POOLS) or node.target in (pooled, averaged)
 
 
-class QuantizedMean(Constants):
-    """Makes floats of integers: their mean.
+class QuantizedMean(Chained, Constants):
+    """The mean of integers: floats, or integers again.
 
     Args:
         quantization: Of the integers, with one scale.
         dimensions: Those that are averaged.
         keepdim: Whether they stay, as ones.
         dtype: Of the floats.
+        after: Of the integers that come out; ``None`` where floats do.
     """
 
     def __init__(
@@ -51,15 +54,41 @@ class QuantizedMean(Constants):
         dimensions: tuple[int, ...],
         keepdim: bool,
         dtype: torch.dtype,
+        after: Quantization | None = None,
     ) -> None:
         super().__init__()
         self.scale = float(quantization.scale)
         self.zero_point = quantization.zero_point
         self.dimensions, self.keepdim, self.dtype = dimensions, keepdim, dtype
+        self.rounded = None if after is None else rounded_to(after)
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the mean of what the integers stand for; sums are exact."""
+        plan = self._plan(x)
+        if plan is not None:
+            return plan.run(x)
+        mean = self._mean(x)
+        return (
+            mean
+            if self.rounded is None
+            else round_floats(mean, *self.rounded[1:], self.rounded.dtype)
+        )
+
+    def planned(self, x: Tensor) -> Planned | None:
+        """Returns the plan that ``forward`` has just run, and its operand."""
+        plan = self._plan(x)
+        return None if plan is None else (plan, (x,))
+
+    def _plan(self, x: Tensor) -> MeanPlan | None:
+        rank = x.dim() - 2
+        places = sorted(axis % x.dim() for axis in self.dimensions)
+        if not self.keepdim or places != list(range(2, rank + 2)):
+            return None
+        return plan_mean(x, self.scale, -self.scale * self.zero_point, self.dtype, self.rounded)
+
+    def _mean(self, x: Tensor) -> Tensor:
+        """Returns the mean in floats, by PyTorch."""
         count = math.prod(x.shape[axis] for axis in self.dimensions)
         sums: Any = x.sum(self.dimensions, self.keepdim, dtype=torch.int32)
         mean: Tensor = sums.float().mul_(self.scale / count).sub_(self.scale * self.zero_point)
@@ -69,7 +98,7 @@ class QuantizedMean(Constants):
 def write_mean(
     model: GraphModule, modules: _Modules, node: Node, known: Quantization, dtype: torch.dtype
 ) -> None:
-    """Has a node that is a mean take integers, and give floats.
+    """Has a node that is a mean take integers, and give floats, or what all readers make of them.
 
     Args:
         model: Whose graph the node is in.
@@ -84,11 +113,29 @@ def write_mean(
         module = module_of(node, modules)
         rank: Any = module.rank if isinstance(module, GLOBAL_POOLS) else node.args[1]
         x, dimensions, keepdim = node.args[0], tuple(range(-rank, 0)), True
-    mean: Any = QuantizedMean(known, tuple(dimensions), keepdim, dtype)  # type: ignore[arg-type] # numbers
+    after = _integers_behind(model, node)
+    mean: Any = QuantizedMean(known, tuple(dimensions), keepdim, dtype, after)  # type: ignore[arg-type] # numbers
     with model.graph.inserting_before(node):
         new = model.graph.call_module(added_module(model, "mean", mean), (x,))
+    if after is not None:
+        for reader in list(node.users):
+            reader.replace_all_uses_with(new)
+            model.graph.erase_node(reader)
     node.replace_all_uses_with(new)
     model.graph.erase_node(node)
+
+
+def _integers_behind(model: GraphModule, node: Node) -> Quantization | None:
+    """Returns what all readers of a node make of its floats; ``None`` if one reads the floats."""
+    found: list[Quantization] = []
+    for reader in node.users:
+        if reader.op != "call_module":
+            return None
+        quantizer = model.get_submodule(str(reader.target))
+        if not isinstance(quantizer, Quantize) or quantizer.quantization.per_channel:
+            return None
+        found.append(quantizer.quantization)
+    return found[0] if found and all(each == found[0] for each in found) else None
 
 
 # Products ---------------------------------------------------------------------------------------
@@ -187,7 +234,7 @@ def _is_one_pixel(node: Node, modules: _Modules, rank: int) -> bool:
     return keepdim is True and list(dimensions) in wanted  # type: ignore[arg-type] # a tuple
 
 
-class QuantizedProduct(Constants):
+class QuantizedProduct(Chained, Constants):
     """A ``Product`` of integers: a depthwise convolution whose scales are the factors.
 
     Args:
@@ -238,6 +285,14 @@ class QuantizedProduct(Constants):
         # Scales are those of one image.
         images = [self._of_one(x[i : i + 1], factors[i]) for i in range(len(x))]
         return images[0] if len(images) == 1 else torch.cat(images)
+
+    def planned(self, x: Tensor, factor: Tensor) -> Planned | None:
+        """Returns the plan that ``forward`` has just run, and its operands."""
+        if x.dim() != self.rank + 2 or len(x) != 1 or self.scale is not None:
+            return None
+        tensors = x, self.weight, None, None, factor.float().flatten(1)[0]
+        plan = plan_of(tensors, self.arguments, constant=True, channels_last=True)
+        return None if plan is None else (plan, tensors)
 
     def _of_one(self, x: Tensor, scale: Tensor) -> Tensor:
         return convolve(

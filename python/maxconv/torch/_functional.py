@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -22,7 +23,16 @@ from ._arguments import (
 )
 from ._plan import Plan, find, is_kept, rounding
 
-__all__ = ["conv1d", "conv2d", "conv3d", "convolve", "is_plain_memory", "is_watched"]
+__all__ = [
+    "call_key",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "convolve",
+    "is_plain_memory",
+    "is_watched",
+    "plan_of",
+]
 
 #: Classes of tensors that are memory, and nothing else.
 _PLAIN: Final = (Tensor, torch.nn.Parameter)
@@ -311,6 +321,26 @@ def convolve(
     return output
 
 
+def plan_of(
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
+    arguments: ConvArguments,
+    *,
+    constant: bool = False,
+    channels_last: bool | None = None,
+) -> Plan | None:
+    """Returns the plan of a call of ``convolve`` that was made before.
+
+    Args:
+        tensors: Activation, filter, bias, residual and scale.
+        arguments: As ``convolve`` takes them, and so are the others.
+
+    Returns:
+        ``None`` if nobody made it, or without a plan.
+    """
+    key = _key(tensors, arguments, constant, channels_last)
+    return None if key is None else _plans.get(key)
+
+
 #: Plans by everything that they were chosen by, for calls that nobody watches.
 _plans: dict[Any, Plan] = {}
 
@@ -350,10 +380,25 @@ def _key(
         ``None`` for a call that the operator must see: somebody watches, a gradient is asked for,
         or a tensor is not plain memory.
     """
+    known = call_key(tensors)
+    if known is None:
+        return None
+    flat = arguments.flatten()
+    input, weight, *_ = tensors
+    return known, flat, constant, channels_last, is_kept(weight, constant), rounding(input, flat)
+
+
+def call_key(tensors: Sequence[Tensor | None]) -> tuple[Any, ...] | None:
+    """Returns what tells calls apart whose tensors differ in more than addresses.
+
+    Returns:
+        ``None`` for a call that PyTorch's operators must see: somebody watches, a gradient is asked
+        for, or a tensor is not plain memory.
+    """
     if is_watched():
         return None
     grad = is_grad_enabled()
-    parts: list[Any] = [arguments.flatten(), constant, channels_last]
+    parts: list[Any] = []
     for tensor in tensors:
         if tensor is None:
             parts.append(None)
@@ -366,6 +411,4 @@ def _key(
         ):
             return None
         parts += tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-    input, weight, *_ = tensors
-    parts += is_kept(weight, constant), rounding(input, parts[0])
     return tuple(parts)

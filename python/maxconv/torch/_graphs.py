@@ -7,7 +7,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 from torch.fx import GraphModule
+from torch.fx.graph import PythonCode
 
+from ._chains import chained
 from ._inference import refuse_training
 
 __all__ = ["ConvertedGraph"]
@@ -16,7 +18,15 @@ _Self = TypeVar("_Self", bound="ConvertedGraph")
 
 
 class ConvertedGraph(GraphModule):
-    """A module as a graph, for inference."""
+    """A module as a graph, for inference; convolutions that follow each other are chained."""
+
+    def recompile(self) -> PythonCode:
+        """Makes code of the graph, as ``GraphModule`` does."""
+        code = super().recompile()
+        # Each graph has a class of its own.
+        kind: Any = type(self)
+        kind.forward = chained(kind.forward)
+        return code
 
     def train(self: _Self, mode: bool = True) -> _Self:
         """Sets eval mode, and refuses training mode before anything is changed.

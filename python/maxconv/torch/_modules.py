@@ -14,7 +14,8 @@ from .._checks import check_precision
 from ..activations import ActivationLike, ActivationSpec, parse
 from ._activations import apply
 from ._arguments import Ints, is_channels_last, read, wanted_format
-from ._functional import convolve
+from ._chains import Chained, Planned
+from ._functional import convolve, plan_of
 from ._inference import Inference
 from ._plan import output_shape
 
@@ -23,7 +24,7 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d"]
 _Self = TypeVar("_Self", bound="_Conv")
 
 
-class _Conv(Inference, _ConvNd):
+class _Conv(Chained, Inference, _ConvNd):
     """What the three modules share."""
 
     activation: ActivationSpec
@@ -156,6 +157,21 @@ class _Conv(Inference, _ConvNd):
         )
         add: Any = getattr(output, self.unequal_residual)
         return apply(final, add(residual, alpha=beta))
+
+    def planned(
+        self, input: Tensor, residual: Tensor | None = None, *, beta: float = 1.0
+    ) -> Planned | None:
+        """Returns the plan that ``forward`` has just run, and its operands."""
+        arguments = self._arguments(self.padding, beta, self.final_activation, self.upsample)
+        if self.padding_mode != "zeros":
+            return None
+        unequal = residual is not None and bool(self.unequal_residual)
+        if unequal and not self._fits(input, residual, arguments):
+            return None
+        tensors = input, self.weight, self.bias, residual, None
+        channels_last = wanted_format(self.channels_last, input, self.rank)
+        plan = plan_of(tensors, arguments, constant=True, channels_last=channels_last)
+        return None if plan is None or input.dim() != self.rank + 2 else (plan, tensors)
 
     def _padded(self, input: Tensor) -> Tensor:
         """Returns the enlarged image with a border that repeats or reflects it."""

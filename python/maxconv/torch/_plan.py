@@ -9,6 +9,7 @@ for, on a CPU to PyTorch's own threads.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -28,7 +29,7 @@ from .._checks import (
 )
 from .._fields import COPY_BYTES, Layout, Precision
 from .._library_files import Family
-from .._native import Call, GpuTarget, Prepared, host, prepare_gpu
+from .._native import Call, GpuTarget, Library, Prepared, host, prepare_gpu
 from .._packing import packed_length
 from .._problem import ConvProblem, encode, output_size
 from .._subpixel import SubpixelAxis
@@ -47,7 +48,9 @@ from ._threads import parallel_function, threads
 from ._upsample import folded_filter, repeated
 
 __all__ = [
+    "Direct",
     "Plan",
+    "aligned",
     "check_sizes",
     "find",
     "gpu_target",
@@ -55,6 +58,7 @@ __all__ = [
     "output_shape",
     "raw_stream",
     "rounding",
+    "runners",
     "torch_precision",
 ]
 
@@ -169,6 +173,44 @@ def gpu_target(index: int) -> GpuTarget:
     found: Any = torch.cuda.get_device_properties(index)
     capability = 10 * found.major + found.minor
     return GpuTarget(architecture_of(capability), capability, found.multi_processor_count)
+
+
+class Direct(NamedTuple):
+    """A call of a kernel without addresses of what changes from call to call."""
+
+    library: Library
+    run: Callable[..., Any]
+    """Takes ``constants``, the addresses of ``operands`` and of the output, and what ``runners``
+    returns; returns 0, or the address of a sentence."""
+    constants: tuple[int, ...]
+    operands: tuple[Tensor | None, ...]
+    """Those whose values do not change are in the kernel's layout."""
+    conversions: dict[int, Callable[[Tensor], Tensor]]
+    """What brings operands into the kernel's layout in each call, by their places."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    keeps: Any
+    """What must live as long."""
+    device: int
+    """The GPU's index, or -1: the CPU."""
+
+
+def runners(index: int) -> tuple[int, ...]:
+    """Returns who runs a call now.
+
+    Args:
+        index: A GPU's, or -1: the CPU.
+
+    Returns:
+        The GPU's current stream, or how many threads may run, and ``parallel_function``.
+    """
+    return (threads(), parallel_function()) if index < 0 else (raw_stream(index),)
+
+
+def aligned(*addresses: int) -> bool:
+    """Whether all addresses are multiples of ``COPY_BYTES``."""
+    return functools.reduce(operator.or_, addresses) % COPY_BYTES == 0
 
 
 class Plan:
@@ -364,13 +406,48 @@ class Plan:
         b = 0 if bias is None else bias.data_ptr()
         r = 0 if residual is None else residual.data_ptr()
         s = 0 if scale is None else scale.data_ptr()
-        if self._index < 0:
-            prepared.run(x, f, b, r, s, y, threads(), parallel_function())
-        else:
-            if (x | f | b | r | s | y) % COPY_BYTES:
-                prepared = self._prepared_unaligned()
-            prepared.run(x, f, b, r, s, y, raw_stream(self._index))
+        if self._index >= 0 and (x | f | b | r | s | y) % COPY_BYTES:
+            prepared = self._prepared_unaligned()
+        prepared.run(x, f, b, r, s, y, *runners(self._index))
         return contiguous_copy(output) if self._transposes else output
+
+    def direct(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        scale: Tensor | None,
+    ) -> Direct | None:
+        """Returns what ``run`` does with such tensors, of which the weight stays as it is.
+
+        Returns:
+            ``None`` where PyTorch does a part of it in each call, and on a GPU where an address is
+            at no multiple of ``COPY_BYTES``.
+        """
+        prepared = self._prepared
+        kept = self._packed or not self._filter_converts
+        if prepared is None or self._transposes or not kept:
+            return None
+        if self._bias_converts or self._scale_converts:
+            return None
+        filter = self._filter(weight) if self._filter_converts else weight
+        operands = input, filter, bias, residual, scale
+        if self._index >= 0 and not aligned(*(0 if t is None else t.data_ptr() for t in operands)):
+            return None
+        found = {0: self._convert_input, 3: self._convert_residual}
+        return Direct(
+            prepared.library,
+            prepared.function,
+            (prepared.handle,),
+            operands,
+            {place: convert for place, convert in found.items() if convert is not None},
+            self._shape,
+            self._strides,
+            self._dtype,
+            (prepared, filter),
+            self._index,
+        )
 
     def _vector(self, vector: Tensor) -> Tensor:
         """Returns one value for each of the kernel's filters, one after the other."""

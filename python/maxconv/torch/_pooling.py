@@ -1,12 +1,11 @@
 """Global average pooling: the mean over each image's pixels.
 
-A network with squeeze and excitation has one in every block, and on a GPU PyTorch's own takes
-longer there than the convolutions beside it.
+A network with squeeze and excitation has one in every block, and PyTorch's own takes longer there
+than the convolutions beside it, on GPUs, and of 16-bit types on CPUs.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, cast
 
@@ -16,23 +15,21 @@ from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule, Node
 from torch.nn import functional
 
-from .._native import Mean, beside
 from . import _op
-from ._dtypes import DTYPES, NAMES
+from ._chains import Chained, Planned
+from ._dtypes import DTYPES
 from ._functional import is_plain_memory, is_watched
-from ._plan import gpu_target, raw_stream
+from ._means import is_dense_image, mean_plan
 from ._tracing import is_plain, opened_modules, recorded
 
 __all__ = ["GLOBAL_POOLS", "averaged", "global_avg_pool", "pool_globally", "pooled"]
-
-_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def global_avg_pool(input: Tensor) -> Tensor:
     """Returns the mean over all pixels, as ``nn.AdaptiveAvgPool2d(1)`` does, for any rank.
 
-    maxconv computes it for channels-last tensors on a GPU, with sums in float32 and one rounding.
-    Others, and tensors that need a gradient, are PyTorch's.
+    maxconv computes it for channels-last tensors, with sums in float32 and one rounding. Others,
+    and tensors that need a gradient, are PyTorch's.
 
     Args:
         input: ``[N, C, *spatial]``, of one to three spatial dimensions.
@@ -68,19 +65,18 @@ def _average(input: Tensor) -> Tensor:
 
 def _is_ours(input: Tensor) -> bool:
     """Whether maxconv's kernel takes a tensor."""
-    if not _is_on_gpu(input) or input.dtype not in DTYPES or input.layout is not torch.strided:
+    if not _is_on(input) or input.dtype not in DTYPES or input.layout is not torch.strided:
         return False
-    if input.numel() == 0 or (torch.is_grad_enabled() and input.requires_grad):
+    if torch.is_grad_enabled() and input.requires_grad:
         return False
     if not is_dynamo_compiling() and not is_plain_memory(input):
         return False
-    if input.dim() == 3:
-        return input.transpose(1, 2).is_contiguous()
-    return input.is_contiguous(memory_format=_FORMATS[input.dim()])
+    return is_dense_image(input)
 
 
-def _is_on_gpu(input: Tensor) -> bool:
-    return input.is_cuda
+def _is_on(input: Tensor) -> bool:
+    """Whether a tensor is where maxconv has a kernel; PyTorch's compiler has its own for a CPU."""
+    return input.is_cuda or (input.is_cpu and not is_dynamo_compiling())
 
 
 def _new_output(input: Tensor) -> Tensor:
@@ -96,20 +92,8 @@ def _run(input: Tensor) -> Tensor:
 
 
 def _enqueue(input: Tensor) -> Tensor:
-    """Enqueues the kernel on PyTorch's current stream."""
-    index = input.get_device()
-    batch, channels, *spatial = input.shape
-    output = _new_output(input)
-    beside(Mean, NAMES[input.dtype], gpu_target(index).architecture).run(
-        index,
-        input.data_ptr(),
-        output.data_ptr(),
-        batch,
-        math.prod(spatial),
-        channels,
-        raw_stream(index),
-    )
-    return output
+    """Enqueues the kernel on PyTorch's current stream, or runs that of the CPU."""
+    return mean_plan(input.shape, input.dtype, input.get_device()).run(input)
 
 
 _operator: Final = _op.define("global_avg_pool(Tensor input) -> Tensor", _run, _new_output)
@@ -118,7 +102,7 @@ _operator: Final = _op.define("global_avg_pool(Tensor input) -> Tensor", _run, _
 # In converted models ------------------------------------------------------------------------------
 
 
-class _ToOnePixel:
+class _ToOnePixel(Chained):
     """Stands in front of ``torch.nn``'s class in a module whose output is one pixel."""
 
     rank: ClassVar[int]
@@ -127,6 +111,12 @@ class _ToOnePixel:
     def forward(self, input: Tensor) -> Tensor:
         """See ``global_avg_pool``; what the kernel does not take is PyTorch's."""
         return pooled(input, self.rank)
+
+    def planned(self, input: Tensor) -> Planned | None:
+        """Returns the plan that ``forward`` has just run, and its operand."""
+        if input.dim() != self.rank + 2 or not _is_ours(input) or is_watched():
+            return None
+        return mean_plan(input.shape, input.dtype, input.get_device()), (input,)
 
 
 class GlobalAvgPool1d(_ToOnePixel, nn.AdaptiveAvgPool1d):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -15,10 +16,12 @@ from torch.nn import functional
 from .._calibration import Quantization
 from ..activations import ActivationSpec
 from ._arguments import read, wanted_format
+from ._chains import Chained, Planned
 from ._dtypes import BY_NAME
-from ._functional import convolve
+from ._functional import convolve, plan_of
 from ._inference import refuse_training
 from ._loading import guard_integers
+from ._means import Rounded, plan_rounding
 from ._modules import _Conv
 from ._quantize_forms import Form
 from ._tracing import recorded
@@ -32,15 +35,24 @@ __all__ = [
     "added_module",
     "max_pool",
     "repeated_nearest",
+    "round_floats",
+    "rounded_to",
 ]
 
 _Self = TypeVar("_Self", bound="Constants")
 
 
-def _rounded(x: Tensor, factor: Tensor, zero_point: int, dtype: torch.dtype) -> Tensor:
+def rounded_to(quantization: Quantization) -> Rounded:
+    """Returns the integers of a quantization with one scale."""
+    # What is multiplied, as ONNX's QuantizeLinear in PyTorch is computed.
+    factor = float(np.float32(1 / float(quantization.scale)))
+    return Rounded(BY_NAME[quantization.dtype], factor, quantization.zero_point)
+
+
+def round_floats(x: Tensor, factor: Tensor | float, zero_point: int, dtype: torch.dtype) -> Tensor:
     """Returns floats as integers; ``factor`` is a step's reciprocal."""
     limits = torch.iinfo(dtype)
-    steps = x.float() * factor.to(x.device)
+    steps = x.float() * (factor.to(x.device) if isinstance(factor, Tensor) else factor)
     return steps.round_().add_(zero_point).clamp_(limits.min, limits.max).to(dtype)
 
 
@@ -118,7 +130,7 @@ class Constants(nn.Module):
         return super().train(mode)
 
 
-class Quantize(Constants):
+class Quantize(Chained, Constants):
     """Makes integers of floats.
 
     Args:
@@ -136,11 +148,21 @@ class Quantize(Constants):
         self.register_buffer("factor", (1 / scale).float().view(shape))
         self.zero_point = quantization.zero_point
         self.dtype = BY_NAME[quantization.dtype]
+        self.quantization = quantization
+        self.rounded = None if quantization.per_channel else rounded_to(quantization)
         self.training = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Rounds to integers, halves to even, and clamps."""
-        return _rounded(x, self.factor, self.zero_point, self.dtype)
+        plan = None if self.rounded is None else plan_rounding(x, self.rounded)
+        if plan is not None:
+            return plan.run(x)
+        return round_floats(x, self.factor, self.zero_point, self.dtype)
+
+    def planned(self, x: Tensor) -> Planned | None:
+        """Returns the plan that ``forward`` has just run, and its operand."""
+        plan = None if self.rounded is None else plan_rounding(x, self.rounded)
+        return None if plan is None else (plan, (x,))
 
     def extra_repr(self) -> str:
         """What the integers are."""
@@ -183,7 +205,7 @@ class Rounding:
     """``None`` where the residual consists of floats, or there is none."""
 
 
-class QuantizedConv(Constants):
+class QuantizedConv(Chained, Constants):
     """A convolution of integers, for inference.
 
     Args:
@@ -280,6 +302,15 @@ class QuantizedConv(Constants):
         if self.form is not None:
             return self.form.leave(self._convolve(self.form.enter(input), residual), input)
         return self._convolve(input, residual)
+
+    def planned(self, input: Tensor, residual: Tensor | None = None) -> Planned | None:
+        """Returns the plan that ``forward`` has just run, and its operands."""
+        if self.form is not None or self.upsample != 1 or self.padding_mode != "zeros":
+            return None
+        tensors = input, self.weight, self.bias, residual, self.scale
+        channels_last = wanted_format(self.channels_last, input, self.rank)
+        plan = plan_of(tensors, self.arguments, constant=True, channels_last=channels_last)
+        return None if plan is None or input.dim() != self.rank + 2 else (plan, tensors)
 
     def _convolve(self, input: Tensor, residual: Tensor | None) -> Tensor:
         if self.upsample != 1:

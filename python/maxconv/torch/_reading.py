@@ -6,10 +6,11 @@ import ast
 import dis
 import inspect
 import textwrap
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
 from types import CodeType, FunctionType
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -41,8 +42,23 @@ _REACHING: Final = frozenset(
     )
 )
 
+_T = TypeVar("_T")
 
-def _methods(kind: type[nn.Module]) -> dict[str, Any]:
+
+def _kept(read: Callable[[type], _T]) -> Callable[[type], _T]:
+    """Has a function called once for a class; it does not keep the class, as that of a graph."""
+    results: WeakKeyDictionary[type, _T] = WeakKeyDictionary()
+
+    @wraps(read)
+    def known(kind: type) -> _T:
+        if kind not in results:
+            results[kind] = read(kind)
+        return results[kind]
+
+    return known
+
+
+def _methods(kind: type) -> dict[str, Any]:
     """Returns the methods of a class that are not PyTorch's and not for building it."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -58,24 +74,24 @@ def _methods(kind: type[nn.Module]) -> dict[str, Any]:
 # Convolutions -----------------------------------------------------------------------------------
 
 
-@cache
-def called_convolutions(kind: Hashable) -> tuple[str, ...]:
+@_kept
+def called_convolutions(kind: type) -> tuple[str, ...]:
     """Returns the names of PyTorch's convolutions that a class's own methods call.
 
     The functions that they call are read too.
     """
-    methods = _methods(cast("type[nn.Module]", kind))
+    methods = _methods(kind)
     return tuple(name for name in _loaded(methods, methods) if name in _CONVOLUTIONS)
 
 
-@cache
-def asks_order(kind: Hashable) -> bool:
+@_kept
+def asks_order(kind: type) -> bool:
     """Whether what a class's ``forward`` does may depend on how tensors lie in memory.
 
     The methods and functions that it calls are read too. What it gives to others, such as modules
     of other classes, is not.
     """
-    methods = _methods(cast("type[nn.Module]", kind))
+    methods = _methods(kind)
     return any(name in STRIDED for name in _loaded(methods, {"forward"} & methods.keys()))
 
 
@@ -129,7 +145,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 # Parts ------------------------------------------------------------------------------------------
 
 
-@cache
+@_kept
 def _class_tree(kind: type) -> ast.Module | None:
     try:
         return ast.parse(textwrap.dedent(inspect.getsource(kind)))
@@ -137,15 +153,15 @@ def _class_tree(kind: type) -> ast.Module | None:
         return None
 
 
-@cache
-def _uses(kind: Hashable) -> tuple[frozenset[str], frozenset[str]] | None:
+@_kept
+def _uses(kind: type) -> tuple[frozenset[str], frozenset[str]] | None:
     """Returns the attributes that a class's code calls, and those that it does other things with.
 
     ``None`` where the code is not known.
     """
     called: set[str] = set()
     other: set[str] = set()
-    for base in cast(type, kind).__mro__:
+    for base in kind.__mro__:
         if base is object or base.__module__.startswith("torch."):
             continue
         tree = _class_tree(base)
@@ -177,7 +193,7 @@ def only_calls(kinds: set[type[nn.Module]], owner: type[nn.Module], name: str) -
     if owner.__module__.startswith("torch."):
         return False
     for kind in kinds:
-        uses = _uses(cast(Any, kind))
+        uses = _uses(kind)
         if uses is None or name in uses[1]:
             return False
         if kind is owner and (_REACHING & (uses[0] | uses[1]) or name not in uses[0]):
@@ -188,7 +204,7 @@ def only_calls(kinds: set[type[nn.Module]], owner: type[nn.Module], name: str) -
 def reads_weights(kinds: set[type[nn.Module]]) -> bool:
     """Whether the code of modules may look at the weight of a convolution, or that is not known."""
     for kind in kinds:
-        uses = _uses(cast(Any, kind))
+        uses = _uses(kind)
         if uses is None or "weight" in uses[0] | uses[1] or "parameters" in uses[0]:
             return True
     return False

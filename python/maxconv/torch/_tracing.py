@@ -362,6 +362,9 @@ def _asked_builtins(tracer: _Tracer) -> Iterator[None]:
     def enter(self: Any) -> NoReturn:
         tracer.refuse("it sets autocast")
 
+    # The first call keeps the functions of torch that it finds; those below have the tracer.
+    torch.overrides.get_ignored_functions()
+    torch.overrides.get_overridable_functions()
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(torch.amp.autocast, "__enter__", enter))
         for name in ("is_grad_enabled", "is_autocast_enabled", "get_autocast_dtype"):

@@ -49,7 +49,7 @@ def _indifferent(model: nn.Module) -> Iterator[nn.Module]:
         if isinstance(module, GraphModule):
             asks |= asks_strides(module)
         else:
-            asks |= asks_order(cast(Any, type(module)))
+            asks |= asks_order(type(module))
         for part in module._modules.values():
             if part is None or isinstance(part, torch.jit.ScriptModule):
                 continue
