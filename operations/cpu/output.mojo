@@ -26,6 +26,17 @@ struct PlainOutput[dtype: DType](ImplicitlyCopyable, Movable):
     var limits: Limits
 
     @staticmethod
+    def nowhere() -> Self:
+        """What is neither read nor written."""
+        return Self(
+            Writes[Self.dtype](unsafe_from_address=CACHE_LINE),
+            0,
+            False,
+            Reads[Self.dtype](unsafe_from_address=CACHE_LINE),
+            Limits.none(),
+        )
+
+    @staticmethod
     def of(arguments: Arguments, filters: Int) -> Optional[Self]:
         """The output of an op, if its epilogue and its types are such.
 
@@ -49,9 +60,9 @@ struct PlainOutput[dtype: DType](ImplicitlyCopyable, Movable):
             ](arguments.epilogue, arguments.quantization)
             var elements = rebind[Writes[Self.dtype]](arguments.output.data())
             if form.kind == FORM_IDENTITY:
-                # Nothing at this address is read.
-                var nothing = Reads[Self.dtype](unsafe_from_address=CACHE_LINE)
-                return Self(elements, filters, False, nothing, Limits.none())
+                var bare = Self.nowhere()
+                bare.elements, bare.filters = elements, filters
+                return bare
             comptime if Call.bias_type == Self.dtype:
                 if form.kind == FORM_LIMITS:
                     return Self(

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 import maxconv.torch as mt
 from maxconv.bench.resnet import randomize
 
-
 #: How often ``convert_and_compare`` calls a converted model: as often in each memory format.
 CALLS = 6
 

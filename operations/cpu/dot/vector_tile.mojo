@@ -10,6 +10,7 @@ from ...conv.epilogue import clamped
 from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.panels import interleaved_products
+from ..near_rows import NEAR_ROWS
 from ..output import PlainOutput
 from ..rounding import rounded
 from ..unit import ONES, opaque
@@ -33,11 +34,6 @@ bytes of it a cycle, which L2 brings in time."""
 
 comptime SUMS_BYTES = 6 * 1024
 """Of the sums that are stored together."""
-
-
-comptime NEAR_ROWS = 3
-"""Pixels that an address of x86 reaches from one pointer: it adds a register once
-or twice. A pointer to each pixel would take all registers."""
 
 
 @always_inline

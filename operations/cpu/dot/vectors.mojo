@@ -23,6 +23,7 @@ from ...conv.fields import (
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.kernel import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
+from ..near_rows import near_address
 from ..rounding import rounded_by_avx512_bf16
 from .few_filters import multiply_few
 from .mma import (
@@ -36,7 +37,6 @@ from .mma import (
 from .vector_tile import (
     L1_SLICE_BYTES,
     L2_SLICE_BYTES,
-    NEAR_ROWS,
     VectorUnit,
     multiply_panels,
     near_word,
@@ -221,10 +221,8 @@ struct X86Unit[
         """See `VectorUnit`. `vdpbf16ps` broadcasts what it reads for nothing,
         where a load that does takes longer than the multiplication."""
         comptime if Self.code == KERNEL_AVX512_BF16:
-            comptime assert row < NEAR_ROWS, "an address reaches three pixels"
-            comptime address = ["($2)", "($2,$4)", "($2,$4,2)"][row]
             return inlined_assembly[
-                "vdpbf16ps " + address + "{1to16}, $1, $0",
+                "vdpbf16ps " + near_address[row]() + "{1to16}, $1, $0",
                 SIMD[sum_type(dtype), Self.lanes],
                 constraints="=v,v,r,0,r,~{memory}",
             ](filters, pixel, sums, row_bytes)

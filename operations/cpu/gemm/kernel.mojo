@@ -11,6 +11,7 @@
                 after the last slice: epilogue, store
 """
 
+from std.collections import Optional
 from std.math import ceildiv
 from std.sys.info import size_of
 
@@ -22,11 +23,13 @@ from ...conv.problem import ConvProblem
 from ..config import CPU_TILE, reads_in_place
 from ..accumulators import OutputTile
 from ..epilogue import TileStore
+from ..output import PlainOutput
 from .mma import (
     MAX_RUNS,
     MIN_RUN,
     FilterOperand,
     Run,
+    StoredRows,
     TileOperand,
     multiply,
     tile_rows,
@@ -60,6 +63,8 @@ struct GemmParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var panel: PanelLayout
     """The order of its panels' elements."""
     var output: TileStore
+    var plain: Optional[PlainOutput[DType.float32]]
+    """The output, if register tiles may store it themselves."""
     var problem: ConvProblem
     var blocking: Blocking
 
@@ -260,8 +265,10 @@ def _run_group(
     var is_last = columns.end == params.blocking.products
     var panels = params.blocking.stored_panels()
     var stored = params.blocking.stored_tiles()
+    var outputs = _plain_outputs(params, task, group) if is_last else None
     for panel in range(0, task.panels, panels):
         var end = min(panel + panels, task.panels)
+        var plain = Bool(outputs) and _are_full(problem, task, end)
         for first in range(0, task.tiles, stored):
             var sums = Sums(params, scratch, group, panel, first)
             var rows = 0
@@ -272,6 +279,12 @@ def _run_group(
                     )
                 var to = sums.memory.unsafe_offset(rows * sums.stride)
                 for at in range(panel, end, CPU_TILE.panels):
+                    var own = StoredRows.none()
+                    if plain:
+                        own = StoredRows(
+                            outputs.value().at(tiles[i].row, at * PANEL),
+                            tiles[i].rows,
+                        )
                     multiply(
                         tiles[i].rows,
                         min(CPU_TILE.panels, end - at),
@@ -283,9 +296,10 @@ def _run_group(
                         to.unsafe_offset((at - panel) * PANEL),
                         sums.stride,
                         columns.begin > 0,
+                        own,
                     )
                 rows += tiles[i].rows
-            if is_last:
+            if is_last and not plain:
                 var tile = RowTile(tiles[first].row, rows)
                 params.output.store(
                     problem,
@@ -293,6 +307,26 @@ def _run_group(
                     sums.memory,
                     sums.stride,
                 )
+
+
+@always_inline
+def _plain_outputs(
+    params: GemmParams, task: Task, group: Int
+) -> Optional[PlainOutput[DType.float32]]:
+    """The outputs of a task's group, from the image's first pixel on, if register
+    tiles may store them."""
+    if not params.plain:
+        return None
+    ref problem = params.problem
+    return params.plain.value().at(
+        0, (task.group + group) * problem.gemm_n() + task.panel * PANEL
+    )
+
+
+@always_inline
+def _are_full(problem: ConvProblem, task: Task, end: Int) -> Bool:
+    """Whether all of a task's panels in front of one are full."""
+    return (task.panel + end) * PANEL <= problem.gemm_n()
 
 
 @always_inline

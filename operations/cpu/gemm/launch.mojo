@@ -19,6 +19,7 @@ from ..config import (
 from ..epilogue import TileStore
 from ..kernel import CpuKernel
 from ..named import checked_cut, raise_refusal
+from ..output import PlainOutput
 from ..pool import Pool
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
@@ -118,9 +119,21 @@ def _params[
         arguments.filter,
         problem.panel_layout(Source.dtype),
         TileStore(arguments),
+        _plain_output(problem, arguments),
         problem,
         plan.blocking,
     )
+
+
+def _plain_output(
+    problem: ConvProblem, ref arguments: Arguments
+) -> Optional[PlainOutput[DType.float32]]:
+    """The output, if register tiles may store it: float32 behind a bias and
+    limits at most."""
+    comptime if type_of(arguments).Source.dtype == DType.float32:
+        return PlainOutput[DType.float32].of(arguments, problem.filters)
+    else:
+        return None
 
 
 def panels_refusal(kernel: Int, problem: ConvProblem) -> Optional[String]:

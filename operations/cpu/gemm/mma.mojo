@@ -10,10 +10,13 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget, size_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
+from ...conv.epilogue import clamped
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.panels import chunk_products, interleaved_products
 from ..config import CPU_TILE, LANES
+from ..near_rows import NEAR_ROWS, near_address
+from ..output import PlainOutput
 from ..panel import load_filters, load_pairs, widened
 from ..unit import MultiplyUnit, opaque
 
@@ -84,10 +87,28 @@ struct FilterOperand[dtype: DType](ImplicitlyCopyable, Movable):
     0 if none is."""
 
 
+@fieldwise_init
+struct StoredRows(ImplicitlyCopyable, Movable):
+    """The outputs that a register tile stores itself."""
+
+    var output: PlainOutput[DType.float32]
+    """Of the first row and filter."""
+    var rows: Int
+    """How many rows; 0: it stores none, and its sums go to memory."""
+
+    @staticmethod
+    def none() -> Self:
+        """No outputs."""
+        return Self(PlainOutput[DType.float32].nowhere(), 0)
+
+
 comptime UNROLLED = 4
 """Products of an iteration."""
 
 comptime Vector = SIMD[DType.float32, LANES]
+
+comptime _HAS_AVX512 = CompilationTarget.has_avx512f() and LANES == PANEL
+"""Whether a panel is a register of AVX-512."""
 
 
 @always_inline
@@ -95,7 +116,7 @@ def _multiply_add(a: Vector, b: Vector, sum: Vector) -> Vector:
     """`a * b + sum`. With AVX-512 the compiler keeps these in the order that the
     code has: free to load what later steps broadcast, it spills sums of the 31
     registers that a tile takes."""
-    comptime if CompilationTarget.has_avx512f() and LANES == PANEL:
+    comptime if _HAS_AVX512:
         return inlined_assembly[
             "vfmadd231ps $2, $1, $0",
             Vector,
@@ -104,6 +125,32 @@ def _multiply_add(a: Vector, b: Vector, sum: Vector) -> Vector:
         ](a, b, sum)
     else:
         return a.fma(b, sum)
+
+
+@always_inline
+def _multiply_add_word[
+    row: Int
+](
+    first: Reads[DType.float32], row_stride: Int, filters: Vector, sum: Vector
+) -> Vector:
+    """Adds the products of a number and filters. As an operand of the instruction
+    the number is broadcast for nothing, where a load that does takes longer than
+    the multiplication.
+
+    Parameters:
+        row: The number's, 0 to `NEAR_ROWS - 1`.
+
+    Args:
+        first: The number of row 0.
+        row_stride: Elements between two rows.
+        filters: The filters.
+        sum: What to add to.
+    """
+    return inlined_assembly[
+        "vfmadd231ps " + near_address[row]() + "{1to16}, $1, $0",
+        Vector,
+        constraints="=v,v,r,0,r,~{memory}",
+    ](filters, first, sum, row_stride * size_of[DType.float32]())
 
 
 @always_inline
@@ -129,9 +176,20 @@ def _step[
             j % in_panel * LANES,
         )
     comptime for i in range(rows):
-        var a = Vector(activation.unsafe_load(i * row_stride))
-        comptime for j in range(vectors):
-            acc[i * vectors + j] = _multiply_add(a, b[j], acc[i * vectors + j])
+        comptime if vectors == 1 and _HAS_AVX512:
+            comptime near = i % NEAR_ROWS
+            acc[i] = _multiply_add_word[near](
+                activation.unsafe_offset((i - near) * row_stride),
+                row_stride,
+                b[0],
+                acc[i],
+            )
+        else:
+            var a = Vector(activation.unsafe_load(i * row_stride))
+            comptime for j in range(vectors):
+                acc[i * vectors + j] = _multiply_add(
+                    a, b[j], acc[i * vectors + j]
+                )
 
 
 @always_inline
@@ -191,6 +249,7 @@ def multiply_tile[
     accumulators: Writes[DType.float32],
     accumulators_stride: Int,
     accumulate: Bool,
+    stored: StoredRows,
 ):
     """Multiplies a tile.
 
@@ -207,6 +266,7 @@ def multiply_tile[
         accumulators: The tile in memory.
         accumulators_stride: Elements between two of its rows.
         accumulate: Whether to add to the tile instead of overwriting it.
+        stored: The outputs that are stored instead of the tile.
     """
     comptime vectors = panels * PANEL // LANES
     comptime interleaved = interleaved_products(filter_type)
@@ -265,11 +325,45 @@ def multiply_tile[
                 )
                 k += 1
             begin = end
+    if stored.rows > 0:
+        if stored.output.has_bias:
+            _store_outputs[rows, panels, True](acc, stored)
+        else:
+            _store_outputs[rows, panels, False](acc, stored)
+        return
     comptime for i in range(rows):
         comptime for j in range(vectors):
             accumulators.unsafe_store(
                 i * accumulators_stride + j * LANES, acc[i * vectors + j]
             )
+
+
+@always_inline
+def _store_outputs[
+    rows: Int, panels: Int, has_bias: Bool
+](
+    acc: Array[SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)],
+    stored: StoredRows,
+):
+    """Stores the outputs of a tile's sums, behind bias and limits if there are
+    any."""
+    comptime vectors = panels * PANEL // LANES
+    ref output = stored.output
+    comptime for j in range(vectors):
+        var bias = Vector(0)
+        comptime if has_bias:
+            bias = output.bias.unsafe_load[width=LANES](j * LANES)
+        comptime for i in range(rows):
+            var value = acc[i * vectors + j]
+            comptime if has_bias:
+                value = clamped(
+                    value + bias, output.limits.low, output.limits.high
+                )
+            # A tile of an odd number of rows has one row too many.
+            if i + 1 < rows or stored.rows == rows:
+                output.elements.unsafe_store(
+                    i * output.filters + j * LANES, value
+                )
 
 
 @always_inline
@@ -297,6 +391,7 @@ def multiply[
     accumulators: Writes[DType.float32],
     accumulators_stride: Int,
     accumulate: Bool,
+    stored: StoredRows,
 ):
     """Multiplies a tile whose size is known at run time.
 
@@ -312,6 +407,7 @@ def multiply[
         accumulators: The tile in memory, `tile_rows(rows)` rows.
         accumulators_stride: Elements between two of them.
         accumulate: Whether to add to the tile instead of overwriting it.
+        stored: The outputs that are stored instead of the tile.
     """
     var wanted = tile_rows(rows)
     comptime for p in range(1, CPU_TILE.panels + 1):
@@ -327,6 +423,7 @@ def multiply[
                             accumulators,
                             accumulators_stride,
                             accumulate,
+                            stored,
                         )
                         return
                 if wanted == tile:
@@ -337,6 +434,7 @@ def multiply[
                         accumulators,
                         accumulators_stride,
                         accumulate,
+                        stored,
                     )
                     return
 

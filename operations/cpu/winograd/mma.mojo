@@ -13,6 +13,7 @@ from ..gemm.mma import (
     MAX_RUNS,
     FilterOperand,
     Run,
+    StoredRows,
     TileOperand,
     multiply,
 )
@@ -143,6 +144,7 @@ def _multiply_floats(
             to.unsafe_offset(rows.row * plan.sums.row),
             plan.sums.row,
             accumulate,
+            StoredRows.none(),
         )
 
 

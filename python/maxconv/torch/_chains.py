@@ -37,6 +37,10 @@ Planned = tuple["Plan | MeanPlan", "tuple[Tensor | None, ...]"]
 #: How many programs of one chain are kept.
 _KEPT: Final = 16
 
+#: Calls in a row with changed modules behind which one in as many makes programs: to make one costs
+#: more than it saves if there is another change before the next call.
+_CHANGED_CALLS: Final = 64
+
 #: Where a tensor in a block of memory may begin: at cache lines, in bytes.
 _LINE: Final = 64
 
@@ -373,6 +377,7 @@ class _Chain:
     def __init__(self, members: Sequence[_Member], outputs: Sequence[int]) -> None:
         self._members, self._outputs = members, outputs
         self._guard: _Guard | None = None
+        self._changed = 0
         self._parts: dict[Any, list[_Part]] = {}
         # Who reads a result last; behind the last member those that are read outside.
         self._last = {number: number for number in range(len(members))}
@@ -399,10 +404,14 @@ class _Chain:
         if key is None or _captures(values):
             return self._modules
         if self._guard is None or not self._guard.holds():
+            self._changed += 1
+            if self._changed > _CHANGED_CALLS and self._changed % _CHANGED_CALLS:
+                return self._modules
             self._parts.clear()
             self._guard = _Guard(self._members)
         parts = self._parts.get(key)
         if parts is not None:
+            self._changed = 0
             return parts
         return self._noting(values, key) if self._guard.holds() else self._modules
 
