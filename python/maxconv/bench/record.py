@@ -364,7 +364,9 @@ def results_name(record: Record) -> str:
     """Returns the name under which a record is kept in ``benchmarks/results``."""
     machine = record.machine
     what = f"-{record.suite}" if record.suite else ""
-    what = "-models" if record.models else what
+    if record.models:
+        variants = {forward.variant for model in record.models for forward in model.forwards}
+        what = "-quantized-models" if "quantized" in variants else "-models"
     return f"{record.date[:10]}-{slug(machine.gpu or machine.cpu)}-{record.dtype}{what}.json"
 
 
