@@ -13,3 +13,10 @@ def run_time(value: Int) -> UInt32:
     return inlined_assembly[
         "mov.u32 $0, $1;", UInt32, constraints="=r,n", has_side_effect=False
     ](value)
+
+
+@always_inline
+def stay_in_branch():
+    """Keeps the compiler from computing what stands in a branch ahead of it, and
+    then choosing."""
+    inlined_assembly["", NoneType, constraints="~{memory}"]()

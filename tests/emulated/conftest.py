@@ -46,6 +46,12 @@ def pointwise(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
 
 
 @pytest.fixture(scope="session")
+def relayed(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+    """Launches for a filter of one tap, whose blocks run in relays."""
+    return launches(tmp_path_factory, "relayed")
+
+
+@pytest.fixture(scope="session")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """The same candidates' launches for channels that do not fill a row of a stage."""
     return launches(tmp_path_factory, "narrow")

@@ -244,10 +244,11 @@ def run(
     ptx: str = "",
     trace: Trace | None = None,
     stored: Callable[[Array], npt.NDArray[np.generic]] = bfloat16,
+    relays: int = 1,
 ) -> Array:
     """Runs a candidate, or a changed text of it; returns ``[height, width, filters]``.
 
-    ``stored`` gives the bits of activation and filter.
+    ``stored`` gives the bits of activation and filter. The grid has a row of blocks a relay.
     """
     machine = Machine("sm_90a", sms=kernel.blocks, seed=seed)
     activation = machine.alloc(stored(operands.activation))
@@ -273,7 +274,7 @@ def run(
             last = _residual_map(kernel, operands, residual)
         args = [*maps, last, parameters, kernel.geometry]
     machine.load(ptx or kernel.ptx).launch(
-        grid=kernel.blocks,
+        grid=(kernel.blocks, relays),
         block=kernel.threads,
         cluster=kernel.cluster,
         shared_bytes=kernel.shared_bytes,

@@ -63,6 +63,15 @@ def test_hopper_kernel_keeps_filters(pointwise: list[Kernel], seed: int) -> None
 
 
 @pytest.mark.parametrize("seed", range(2))
+def test_hopper_kernel_runs_in_relays(relayed: list[Kernel], seed: int) -> None:
+    """A block with 7 of 9 tiles, and one with the others."""
+    operands = Operands.random(seed, taps=1)
+    for kernel in relayed:
+        assert kernel.blocks == 1
+        assert np.array_equal(run(kernel, operands, seed, relays=2), operands.expected())
+
+
+@pytest.mark.parametrize("seed", range(2))
 def test_hopper_kernel_reads_zeros_beside_narrow_channels(narrow: list[Kernel], seed: int) -> None:
     operands = Operands.random(seed, channels=NARROW)
     for kernel in narrow:

@@ -9,7 +9,9 @@ from operations.conv.memory import CACHE_LINE, Writes
 from operations.conv.problem import ConvProblem
 from operations.nvidia.device import device_of
 from operations.nvidia.epilogue.callbacks import EpilogueVisitor
+from operations.nvidia.epilogue.work import FusedWork
 from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.relays import MOST_RELAYS
 from operations.nvidia.sm90.gemm.config import Sm90Config
 from operations.nvidia.sm90.gemm.legality import (
     problem_refusal,
@@ -21,9 +23,13 @@ from operations.nvidia.sm90.gemm.launch import (
     launch_gemm,
     launch_shape,
 )
+from operations.nvidia.sm90.gemm.pace import Pace
 from operations.nvidia.sm90.gemm.plan import GemmPlan
 from operations.nvidia.sm90.gemm.split_k import split_refusal
 from operations.nvidia.stream import Stream
+
+comptime FEW_STAGES = 2
+"""That loads of a launch in relays fill."""
 
 
 def whole_pieces[
@@ -73,6 +79,7 @@ struct Prepared[
         operands: GemmOperands[Self.in_type, Self.Output],
         visitor: Self.Visitor,
         split_k: Int = 1,
+        relays: Bool = False,
     ) raises:
         """Plans, and allocates what the visitor needs.
 
@@ -82,6 +89,8 @@ struct Prepared[
             operands: The pointers.
             visitor: What is fused.
             split_k: Blocks that share a tile.
+            relays: Whether few clusters run the problem, in relays, with few
+                loads under way, as they are where memory bounds it.
 
         Raises:
             Why the configuration cannot take the problem or the visitor.
@@ -106,8 +115,20 @@ struct Prepared[
         self.operands = operands
         self.visitor = visitor
         self.plan = GemmPlan(
-            Self.config, traversal, device_of(ctx), split_k=split_k
+            Self.config,
+            traversal,
+            device_of(ctx),
+            split_k=split_k,
+            work=FusedWork(
+                visits=not visitor.is_identity(),
+                residual=visitor.reads_residual(),
+                looped=False,
+            ),
         )
+        comptime if Self.config.keeps_pace():
+            if relays:
+                self.plan.blocks = Int(self.plan.geometry.clusters_n.value)
+                self.plan.keep(Pace(MOST_RELAYS, FEW_STAGES), Self.config)
         self.workspace = None
         var elements = visitor.workspace_elements(
             launch_shape(Self.config, problem, self.plan)

@@ -10,7 +10,7 @@ The lines of the file PROBLEMS are described in problems.mojo.
 activations and filters are small integers, so that products and sums are exact
 in float32 in any order, and only the rounding to the output's type is left.
 Outputs are poisoned before each of several launches and lie between guards.
-Every candidate runs, with the whole sum and with tiles that blocks share where it can cut
+Every candidate runs, with the whole sum, in relays where it can keep a pace, and with tiles that blocks share where it can cut
 tiles, the choice, and sm80, which any GPU has. `graph` replays a graph of launches on random data, over
 several input sets that together exceed the L2; `stream` enqueues them one by
 one; + lets a launch begin before the last has ended; / names the type of the
@@ -159,7 +159,9 @@ struct Check[in_type: DType, out_type: DType](Movable):
 
     def run[
         index: Int, kernel: Int = KERNEL_SM90
-    ](self, ctx: DeviceContext, split_k: Int) raises -> String:
+    ](
+        self, ctx: DeviceContext, split_k: Int, relays: Bool = False
+    ) raises -> String:
         """Runs a candidate.
 
         Parameters:
@@ -170,6 +172,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
         Args:
             ctx: The device.
             split_k: Blocks that share a tile.
+            relays: As of `Prepared`.
 
         Returns:
             "ok", or what is wrong.
@@ -180,7 +183,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
         )
         for _ in range(self.repeats):
             poison(ctx, self.found)
-            self._launch[index, kernel](ctx, split_k)
+            self._launch[index, kernel](ctx, split_k, relays)
             self._compare(ctx)
         with self.counts.map_to_host() as counts:
             if counts[0] == 0:
@@ -194,7 +197,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
 
     def _launch[
         index: Int, kernel: Int = KERNEL_SM90
-    ](self, ctx: DeviceContext, split_k: Int) raises:
+    ](self, ctx: DeviceContext, split_k: Int, relays: Bool = False) raises:
         """Launches a candidate, or the one that is chosen."""
         var nothing = nothing_fused[Self.out_type]()
         var output = MemoryOutput(data_of(self.found, GUARD))
@@ -226,6 +229,7 @@ struct Check[in_type: DType, out_type: DType](Movable):
                 ),
                 ConvVisitor[Self.out_type].of(nothing),
                 split_k,
+                relays,
             ).launch(ctx)
 
     def _compare(self, ctx: DeviceContext) raises:
@@ -424,6 +428,12 @@ def check_case[
                         if result != "ok":
                             wrong += 1
                             print(named.name, in_type, index, split_k, result)
+                comptime if config.keeps_pace():
+                    var result = check.run[index](ctx, 1, relays=True)
+                    ran += 1
+                    if result != "ok":
+                        wrong += 1
+                        print(named.name, in_type, index, "relays", result)
     if selected(CANDIDATES):
         var result: String
         if unaligned:

@@ -8,10 +8,12 @@ each candidate of the Hopper kernel in `EMULATED` a file of its index, and a
 line of what its launch passes for one image, a 3x3 filter and a padding of 1,
 then a line for a filter of one tap, `POINTWISE` times the height and the
 filters, on `MULTIPROCESSORS`, and one for 3x3 with `NARROW` channels. Then, for
-each candidate of `ROW_STORES`, lines for each number of `ODD` filters, 3x3 and
-`POINTWISE` times the height: plain, with a residual, of which `BETA` times is
-added, and with SiLU too. Then, for each of `GATHERED`, a line for each of
-`GATHERED_CHANNELS` and `GATHERED_FILTERS`: plain, with a residual, with SiLU too;
+each candidate of `RELAYED`, a line for the filter of one tap, on one
+multiprocessor, in relays. Then, for each candidate of `ROW_STORES`, lines for
+each number of `ODD` filters, 3x3 and `POINTWISE` times the height: plain, with a
+residual, of which `BETA` times is added, and with SiLU too. Then, for each of
+`GATHERED`, a line for each of `GATHERED_CHANNELS` and `GATHERED_FILTERS`: plain,
+with a residual, with SiLU too;
 and of the last one, plain, a line for each of `SPLITS`. Then lines of `ENDED`, bare
 and with SiLU and a residual. Then `PAIRED`, and a line for a filter of one tap,
 `POINTWISE` times the height and the filters, and one for that height alone. Then
@@ -47,6 +49,7 @@ from operations.conv.fields import (
 from operations.conv.memory import Reads, Writes
 from operations.conv.problem import SPATIAL, ConvProblem, Geometry
 from operations.nvidia.im2col.traversal import Traversal
+from operations.nvidia.relays import MOST_RELAYS, Relays
 from operations.nvidia.sm90.gemm.candidates import CANDIDATES, candidate
 from operations.nvidia.sm90.gemm.config import Sm90Config
 from operations.nvidia.epilogue.params import EpilogueParams
@@ -58,6 +61,9 @@ from operations.tuning_sm90 import gemm_config
 
 comptime EMULATED = [4, 5]
 """Candidates: a block alone, and two that share loads."""
+
+comptime RELAYED = [15]
+"""Whose blocks run in relays."""
 
 comptime ROW_STORES = [31, 33, 30]
 """Candidates whose threads store rows of what TMA loads: whole ones, a warp's
@@ -243,8 +249,10 @@ def print_launch[
     split_k: Int = 1,
     has_residual: Bool = False,
     activation: Int = ACTIVATION_NONE,
+    relays: Int = 1,
 ) raises:
-    """Prints what a candidate's launch passes."""
+    """Prints what a candidate's launch passes; of several relays, with one stage
+    of loads less under way."""
     comptime config = config_of(index)
     comptime Kernel = ConvKernel[Dtype, Output, ConvVisitor[Dtype], config]
     var none = Activation(ACTIVATION_NONE, 0, 0)
@@ -270,6 +278,9 @@ def print_launch[
     var geometry = grid.geometry(config, traversal)
     if split_k > 1:
         geometry.split(config.halo, split_k)
+    if relays > 1:
+        geometry.relays = Relays(grid.waves(), most=relays)
+        geometry.idle_stages = 1
     print(
         kind,
         index,
@@ -354,6 +365,12 @@ def main() raises:
             "pointwise", pointwise, output, has_bias, MULTIPROCESSORS
         )
         print_launch[index]("narrow", narrow, output, has_bias, units)
+    comptime for i in range(len(RELAYED)):
+        comptime index = materialize[RELAYED]()[i]
+        emit_kernel[index, Output]()
+        print_launch[index](
+            "relayed", pointwise, output, has_bias, 1, relays=MOST_RELAYS
+        )
     comptime for i in range(len(ROW_STORES)):
         comptime index = materialize[ROW_STORES]()[i]
         emit_kernel[index, Output]()

@@ -8,6 +8,7 @@ from std.utils import IndexList
 
 from ...conv.device_value import DeviceValue
 from ...conv.divisor import Divisor
+from ..relays import Relays
 from ..split_k import SplitK
 from ...conv.problem import SPATIAL, ConvProblem
 from .traversal import Traversal
@@ -63,6 +64,11 @@ struct TileGeometry(
     """The same, of all groups."""
     var split_k: SplitK
     """How blocks share a tile's sum."""
+    var relays: Relays
+    """Which tiles a launch's clusters take."""
+    var idle_stages: UInt32
+    """Stages of the activation ring that loads leave empty, so as not to run
+    too far ahead."""
     var keeps_filters: Bool
     """Whether all tiles of a block have the same filters, loaded once."""
 
@@ -112,6 +118,8 @@ struct TileGeometry(
             group_clusters=Divisor(group_clusters),
             clusters_n=Divisor(group_clusters * traversal.groups),
             split_k=SplitK(),
+            relays=Relays(),
+            idle_stages=0,
             keeps_filters=False,
         )
 

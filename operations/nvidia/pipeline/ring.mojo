@@ -120,6 +120,16 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
         self.empty(at.stage).wait(at.parity ^ 1)
 
     @always_inline
+    def await_release(self, at: RingPosition[Self.stages]):
+        """Waits until a stage has been released.
+
+        Args:
+            at: The position at which it was filled; parity 1 before the first
+                round.
+        """
+        self.empty(at.stage).wait(at.parity)
+
+    @always_inline
     def await_releases(self, at: RingPosition[Self.stages]):
         """Waits until every stage that was filled has been released: no arrival
         of another block is on its way to this one.

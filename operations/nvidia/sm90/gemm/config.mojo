@@ -104,6 +104,17 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         filters."""
         return 2 if self.gathers() else 0
 
+    def keeps_pace(self) -> Bool:
+        """Whether its launches may run in relays, and hold loads back: TMA loads
+        and stores for consumers in turns, as where memory bounds a launch. Others
+        would begin later for it."""
+        return (
+            not self.cooperative
+            and self.halo == 0
+            and self.cluster_size() == 1
+            and self.epilogue.tma_store
+        )
+
     def warpgroups(self) -> Int:
         """Warpgroups of a block: producers and loaders, consumers, gatherers.
         """

@@ -10,7 +10,7 @@
                                      store it
 """
 
-from max.gpu import block_idx
+from max.gpu import block_idx, grid_dim
 from std.sys.info import size_of
 from std.utils import IndexList, StaticTuple
 
@@ -215,11 +215,14 @@ struct CollectiveEpilogue[
     @always_inline
     def _visited(self, geometry: TileGeometry, tile: Tile) -> Self.Visited:
         """What the visitor is told of this thread and a tile."""
+        var block = UInt32(block_idx.x)
+        comptime if Self.config.keeps_pace():
+            block += UInt32(block_idx.y) * UInt32(grid_dim.x)
         return Self.Visited(
             geometry=geometry,
             tile=tile,
             place=self.place,
-            reducer=UInt32(block_idx.x) * UInt32(Self.config.consumers)
+            reducer=block * UInt32(Self.config.consumers)
             + self.buffers.consumer,
             memory=self.memory,
         )

@@ -319,6 +319,7 @@ struct Gather[
         data: Reads[Self.dtype],
         rows: Self.Rows,
         ring: Self.RowsRing,
+        geometry: TileGeometry,
         gather: GatherGeometry,
         memory: SharedAddress,
         thread: UInt32,
@@ -329,7 +330,8 @@ struct Gather[
             data: The operand.
             rows: Where its rows are.
             ring: What to fill.
-            gather: The problem.
+            geometry: The problem.
+            gather: The same, for these loads.
             memory: `Sm90Config.copied_bytes` of this operand's rows.
             thread: Of the warpgroup.
         """
@@ -339,7 +341,7 @@ struct Gather[
         self.channels = gather.channels
         self.memory = memory
         self.warp, self.lane = divmod(thread, UInt32(WARP))
-        self.scheduler = Self.Scheduler()
+        self.scheduler = Self.Scheduler(geometry)
         self.tile = Tile()
         self.tap = Tap()
         self.left = 0

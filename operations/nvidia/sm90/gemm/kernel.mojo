@@ -257,6 +257,7 @@ struct ConvKernel[
                     activation,
                     PixelRows[Self.config](gather),
                     storage.activation,
+                    geometry,
                     gather,
                     storage.copied_pixels,
                     thread,
@@ -267,6 +268,7 @@ struct ConvKernel[
                     filter,
                     FilterRows[Self.config](gather),
                     storage.filter,
+                    geometry,
                     gather,
                     storage.copied_filters,
                     thread,
@@ -392,7 +394,7 @@ struct ConvKernel[
         tile."""
         var epilogue = Self._epilogue(storage, consumer, lane)
         var pixel, filter = Self._start(consumer)
-        var scheduler = Self.Scheduler()
+        var scheduler = Self.Scheduler(geometry)
         comptime if not Self.config.cooperative:
             scheduler.advance(consumer)
         while scheduler.valid(geometry):
@@ -414,7 +416,7 @@ struct ConvKernel[
     ):
         """A consumer: multiplies and stores its tiles."""
         var epilogue = Self._epilogue(storage, consumer, thread)
-        var scheduler = Self.Scheduler()
+        var scheduler = Self.Scheduler(geometry)
         var activations = Self.ActivationPosition()
         var filters = Self.FilterPosition()
         var pixel, filter = Self._start(consumer)

@@ -238,6 +238,7 @@ def launch_gemm[
     var grid = LaunchGrid(
         plan.blocks,
         config.threads(),
+        rows=plan.relays,
         shared_bytes=bytes,
         cluster=plan.cluster,
     )
@@ -304,7 +305,8 @@ def launch_shape(
         problem: The convolution.
         plan: Of this configuration, for the problem.
     """
-    return LaunchShape(problem, plan.blocks * config.consumers)
+    var blocks = plan.blocks * plan.relays
+    return LaunchShape(problem, blocks * config.consumers)
 
 
 struct GemmMaps[config: Sm90Config]:

@@ -13,11 +13,13 @@ from ....conv.problem import ConvProblem
 from ....conv.search import Candidates, Found, cheapest, refusal_of_all
 from ...im2col.tiles import TileGeometry
 from ...im2col.traversal import Traversal
+from ...relays import Relays
 from .candidates import Candidate, candidate, candidates
 from .config import SPLIT_COUNTS, Sm90Config
 from .legality import problem_refusal, stores_any_filters
 from .grid import Grid, tile_clusters
 from .model import predicted_seconds
+from .pace import Pace
 from .split_k import split_refusal
 from .tuned import tuned_choice
 
@@ -38,7 +40,9 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
     var cluster: Int
     """Blocks of a cluster."""
     var blocks: Int
-    """Of the grid."""
+    """Of a relay."""
+    var relays: Int
+    """Of the grid, which take over from one another."""
 
     def __init__(
         out self,
@@ -50,6 +54,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         split_k: Int = 1,
         seconds: Float64 = 0,
         tuned: Bool = False,
+        work: FusedWork = FusedWork(),
     ):
         """Cuts a problem for a configuration.
 
@@ -62,6 +67,7 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             split_k: Blocks that share a tile.
             seconds: The model's.
             tuned: Whether measurements have chosen the candidate.
+            work: What the epilogue has to do.
         """
         self.tuned = tuned
         var grid = Grid.of(config, traversal, device.units, split_k)
@@ -73,6 +79,25 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
             self.geometry.split(config.halo, split_k)
         self.cluster = config.cluster_size() * split_k
         self.blocks = grid.clusters * self.cluster
+        self.relays = 1
+        if split_k == 1:
+            self.keep(Pace.of(config, traversal, grid, work), config)
+
+    def keep(mut self, pace: Pace, config: Sm90Config):
+        """Makes the launch keep a pace.
+
+        Args:
+            pace: The pace; free unless the configuration keeps one.
+            config: The plan's configuration; no tile is shared.
+        """
+        var rounds = ceildiv(
+            Int(self.geometry.tiles()) * self.cluster, self.blocks
+        )
+        self.geometry.relays = Relays(rounds, most=pace.relays)
+        self.geometry.idle_stages = UInt32(
+            config.num_act_pipeline_stages - pace.stages
+        )
+        self.relays = Int(self.geometry.relays.count)
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the plan on one line."""
@@ -299,6 +324,7 @@ struct GemmCandidates(Candidates):
             split_k=self.split_k(found.index),
             seconds=found.cost,
             tuned=tuned,
+            work=self.work,
         )
 
 

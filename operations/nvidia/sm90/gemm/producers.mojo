@@ -64,7 +64,8 @@ def produce_activations[
     geometry: TileGeometry,
     storage: SharedStorage[config],
 ):
-    """Fills the activation ring.
+    """Fills the activation ring. Two loops: to ask in the loop whether stages
+    stay idle would delay every load.
 
     Parameters:
         in_type: Of the activation.
@@ -75,10 +76,30 @@ def produce_activations[
         geometry: The problem.
         storage: The block's.
     """
+    comptime if config.keeps_pace():
+        if geometry.idle_stages > 0:
+            _produce_activations[in_type, config, held=True](
+                activation, geometry, storage
+            )
+            return
+    _produce_activations[in_type, config](activation, geometry, storage)
+
+
+@always_inline
+def _produce_activations[
+    in_type: DType, config: Sm90Config, *, held: Bool = False
+](
+    ref activation: TensorMap,
+    geometry: TileGeometry,
+    storage: SharedStorage[config],
+):
+    """`produce_activations`; `held` if some stages stay idle."""
     comptime part = UInt32(config.act_tile_dim0())
     comptime stages = config.num_act_pipeline_stages
-    var scheduler = TileScheduler[config]()
+    var scheduler = TileScheduler[config](geometry)
     var position = RingPosition[stages]()
+    # What must have been released before a stage is filled.
+    var behind = RingPosition[stages](geometry.idle_stages, 1)
     var bytes = config.act_stage_pixels() * row_bytes[in_type](geometry)
     while scheduler.valid(geometry):
         var tile = scheduler.tile(geometry)
@@ -89,6 +110,9 @@ def produce_activations[
         )
         var tap = first_tap[config](geometry, tile)
         for _ in range(tile.rounds):
+            comptime if held:
+                storage.activation.await_release(behind)
+                behind.step()
             load_activation[config](
                 activation,
                 storage.activation.address(position.stage),
@@ -125,7 +149,7 @@ def produce_filters[
         geometry: The problem.
         storage: The block's.
     """
-    var scheduler = TileScheduler[config]()
+    var scheduler = TileScheduler[config](geometry)
     var position = RingPosition[config.num_filter_pipeline_stages]()
     while scheduler.valid(geometry):
         var tile = scheduler.tile(geometry)

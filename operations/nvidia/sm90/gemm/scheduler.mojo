@@ -4,6 +4,7 @@ order, and where they lie in the problem."""
 from max.gpu import block_idx, grid_dim
 
 from ...im2col.tiles import Tile, TileGeometry
+from ...run_time import stay_in_branch
 from .config import Sm90Config
 
 
@@ -19,16 +20,33 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
     comptime BN = UInt32(Self.config.block_tile_shape[1])
 
     var index: UInt32
+    var end: UInt32
+    """Of the tiles of its relay; not read unless the configuration keeps a pace.
+    """
     var rank_m: UInt32
     var rank_n: UInt32
 
     @always_inline
-    def __init__(out self):
-        """The block's first tile."""
+    def __init__(out self, geometry: TileGeometry):
+        """The block's first tile.
+
+        Args:
+            geometry: The problem.
+        """
         comptime size = UInt32(Self.config.cluster_size())
         var cluster, rank = divmod(UInt32(block_idx.x), size)
         var rank_n, rank_m = divmod(rank, Self.CLUSTER_M)
         self.index = cluster
+        self.end = 0
+        comptime if Self.config.keeps_pace():
+            self.end = geometry.tiles()
+            if geometry.relays.count > 1:
+                stay_in_branch()
+                var first, end = geometry.relays.share(
+                    UInt32(block_idx.y), UInt32(grid_dim.x), self.end
+                )
+                self.index += first
+                self.end = end
         self.rank_m = rank_m
         self.rank_n = rank_n
 
@@ -37,6 +55,8 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         """Whether there is a tile left, or a share of one."""
         comptime if Self.config.splits():
             return self.index < geometry.tiles() * geometry.split_k.count.value
+        comptime if Self.config.keeps_pace():
+            return self.index < self.end
         return self.index < geometry.tiles()
 
     @always_inline
