@@ -288,7 +288,8 @@ class _Guard:
         for part in {id(path[-1][2]): path[-1][2] for path in paths}.values():
             for held in (part._parameters, part._buffers):
                 places |= {(id(held), name): (held, name, t) for name, t in held.items()}
-        self._held = [(found, name) for found, name, _ in places.values()]
+        self._held = [held for held, _, _ in places.values()]
+        self._names = [name for _, name, _ in places.values()]
         self._values = [value for _, _, value in places.values()]
         self._tensors = [value for value in self._values if isinstance(value, Tensor)]
         self._state = self._now()
@@ -300,22 +301,19 @@ class _Guard:
     def _now(self) -> Any:
         """Returns what changes with the tensors; ``None`` if one does not say."""
         state = state_of(self._tensors)
-        return None if state is None else (state, [t.stride() for t in self._tensors])
+        return None if state is None else (state, [*map(Tensor.stride, self._tensors)])
 
     def holds(self) -> bool:
         """Whether nothing has changed, and the modules do nothing but convolve."""
         return (
             self._usable
             and self._changes == _changes
-            and all(map(operator.is_, self._found(), self._values))
+            and all(map(operator.is_, map(dict.get, self._held, self._names), self._values))
             and not any(self._hooks)
             and not torch_module._global_forward_hooks
             and not torch_module._global_forward_pre_hooks
             and self._state == self._now()
         )
-
-    def _found(self) -> Iterator[Any]:
-        return (held.get(name) for held, name in self._held)
 
 
 class _Values:
