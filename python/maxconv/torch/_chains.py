@@ -10,6 +10,7 @@ hooks. Otherwise, and where somebody watches operators, the modules are called.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,14 +50,11 @@ _changes = 0
 
 
 class Chained:
-    """A base class of modules that may be in a chain."""
+    """A base class of modules that may be in a chain.
 
-    def planned(self, *args: Any, **kwargs: Any) -> Planned | None:
-        """Returns the plan that ``forward`` has just run, and its operands.
-
-        It takes what ``forward`` takes. ``None`` if more was computed than the plan does.
-        """
-        raise NotImplementedError
+    Beside ``forward`` a subclass has ``planned``, which takes the same. It returns the plan that
+    ``forward`` has just run, and its operands, or ``None`` if more was computed than the plan does.
+    """
 
     def __setattr__(self, name: str, value: Any) -> None:
         _note_change(name)
@@ -80,7 +78,7 @@ def _may_be_chained(module: nn.Module) -> bool:
         return False
     # A subclass with a forward of its own computes something else.
     forward, planned = (
-        next(base for base in type(module).__mro__ if name in vars(base))
+        next((base for base in type(module).__mro__ if name in vars(base)), None)
         for name in ("forward", "planned")
     )
     return forward is planned
@@ -126,7 +124,7 @@ class _Program:
             "result": len(outputs),
             "block": len(self._blocks),
         }
-        first = dict(zip(counts, _sums(counts.values()), strict=True))
+        first = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
         self._index = steps[0].direct.device
         self._streams: set[int] = set()
         self._steps = []
@@ -192,14 +190,6 @@ class _Program:
                 if tensor is not None:
                     tensor.record_stream(torch.cuda.current_stream(self._index))
         self._streams.add(stream)
-
-
-def _sums(counts: Iterator[int] | Any) -> list[int]:
-    """Returns the sum of what is in front of each count."""
-    sums = [0]
-    for count in counts:
-        sums.append(sums[-1] + count)
-    return sums[:-1]
 
 
 def _share(steps: Sequence[_Step], own: dict[int, _Place]) -> tuple[list[int], dict[int, int]]:

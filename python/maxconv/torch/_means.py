@@ -16,7 +16,15 @@ from ._dtypes import CPU_DTYPES, NAMES
 from ._functional import call_key
 from ._plan import Direct, gpu_target, runners
 
-__all__ = ["MeanPlan", "Rounded", "is_dense_image", "mean_plan", "plan_mean", "plan_rounding"]
+__all__ = [
+    "MeanPlan",
+    "Rounded",
+    "is_dense_image",
+    "mean_output",
+    "plan_average",
+    "plan_mean",
+    "plan_rounding",
+]
 
 _FORMATS: Any = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -124,7 +132,7 @@ def plan_mean(
 
 
 @lru_cache(maxsize=4096)
-def mean_plan(shape: torch.Size, dtype: torch.dtype, index: int) -> MeanPlan:
+def plan_average(shape: torch.Size, dtype: torch.dtype, index: int) -> MeanPlan:
     """Returns the plan of the mean over all pixels of a dense image, of its own type.
 
     Args:
@@ -137,10 +145,10 @@ def mean_plan(shape: torch.Size, dtype: torch.dtype, index: int) -> MeanPlan:
     library = beside(Mean, NAMES[dtype], gpu_target(index).architecture)
     batch, channels, *spatial = shape
     constants = library.device(index), batch, math.prod(spatial), channels
-    return MeanPlan(library, constants, _output(shape, dtype), index=index)
+    return MeanPlan(library, constants, mean_output(shape, dtype), index=index)
 
 
-def _output(
+def mean_output(
     shape: torch.Size, dtype: torch.dtype
 ) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     """Returns shape, strides and dtype of the means over pixels."""
@@ -170,7 +178,7 @@ def _plan_mean(
         Family(NAMES[dtype], bias, NAMES[coming], scaled=integers),
         (batch, pixels, channels),
         (factor / pixels, shift, *((1.0, 0.0) if rounded is None else rounded[1:])),
-        _output(shape, coming),
+        mean_output(shape, coming),
         rounds=False,
     )
 

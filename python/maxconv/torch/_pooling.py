@@ -19,7 +19,7 @@ from . import _op
 from ._chains import Chained, Planned
 from ._dtypes import DTYPES
 from ._functional import is_plain_memory, is_watched
-from ._means import is_dense_image, mean_plan
+from ._means import is_dense_image, mean_output, plan_average
 from ._tracing import is_plain, opened_modules, recorded
 
 __all__ = ["GLOBAL_POOLS", "averaged", "global_avg_pool", "pool_globally", "pooled"]
@@ -81,9 +81,8 @@ def _is_on(input: Tensor) -> bool:
 
 def _new_output(input: Tensor) -> Tensor:
     """Returns what holds nothing: ``[N, C, 1, ...]``, channels last."""
-    batch, channels, *spatial = input.shape
-    shape = (batch, channels, *(1 for _ in spatial))
-    return input.new_empty_strided(shape, (channels, 1, *(channels for _ in spatial)))
+    shape, strides, _ = mean_output(input.shape, input.dtype)
+    return input.new_empty_strided(shape, strides)
 
 
 def _run(input: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ def _run(input: Tensor) -> Tensor:
 
 def _enqueue(input: Tensor) -> Tensor:
     """Enqueues the kernel on PyTorch's current stream, or runs that of the CPU."""
-    return mean_plan(input.shape, input.dtype, input.get_device()).run(input)
+    return plan_average(input.shape, input.dtype, input.get_device()).run(input)
 
 
 _operator: Final = _op.define("global_avg_pool(Tensor input) -> Tensor", _run, _new_output)
@@ -116,7 +115,7 @@ class _ToOnePixel(Chained):
         """Returns the plan that ``forward`` has just run, and its operand."""
         if input.dim() != self.rank + 2 or not _is_ours(input) or is_watched():
             return None
-        return mean_plan(input.shape, input.dtype, input.get_device()), (input,)
+        return plan_average(input.shape, input.dtype, input.get_device()), (input,)
 
 
 class GlobalAvgPool1d(_ToOnePixel, nn.AdaptiveAvgPool1d):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -44,9 +43,13 @@ _Self = TypeVar("_Self", bound="Constants")
 
 def rounded_to(quantization: Quantization) -> Rounded:
     """Returns the integers of a quantization with one scale."""
-    # What is multiplied, as ONNX's QuantizeLinear in PyTorch is computed.
-    factor = float(np.float32(1 / float(quantization.scale)))
+    factor = float(_factor(quantization))
     return Rounded(BY_NAME[quantization.dtype], factor, quantization.zero_point)
+
+
+def _factor(quantization: Quantization) -> Tensor:
+    """Returns the steps in 1, which floats are multiplied with, as ONNX's QuantizeLinear."""
+    return (1 / torch.as_tensor(quantization.scale, dtype=torch.float64)).float()
 
 
 def round_floats(x: Tensor, factor: Tensor | float, zero_point: int, dtype: torch.dtype) -> Tensor:
@@ -142,10 +145,8 @@ class Quantize(Chained, Constants):
 
     def __init__(self, quantization: Quantization, axis: int) -> None:
         super().__init__()
-        scale = torch.as_tensor(quantization.scale, dtype=torch.float64)
         shape = (-1, *(1,) * (-axis - 1)) if quantization.per_channel else ()
-        # What is multiplied, as ONNX's QuantizeLinear in PyTorch is computed.
-        self.register_buffer("factor", (1 / scale).float().view(shape))
+        self.register_buffer("factor", _factor(quantization).view(shape))
         self.zero_point = quantization.zero_point
         self.dtype = BY_NAME[quantization.dtype]
         self.quantization = quantization
