@@ -219,6 +219,8 @@ def test_infinities_stay_in_tiles_of_three() -> None:
     [
         ((1, 56, 56, 64), 64, Kernel.WINOGRAD, Kernel.IMPLICIT_GEMM),
         ((4, 28, 28, 128), 128, Kernel.WINOGRAD, Kernel.IMPLICIT_GEMM),
+        ((1, 8, 8, 512), 512, Kernel.WINOGRAD, Kernel.IMPLICIT_GEMM),
+        ((1, 7, 7, 512), 512, Kernel.WINOGRAD, Kernel.IMPLICIT_GEMM),
         # Too few tiles for the transform of the filter, and too few channels for the input's.
         ((1, 4, 4, 256), 256, Kernel.IMPLICIT_GEMM, Kernel.WINOGRAD),
         ((1, 56, 56, 3), 64, Kernel.IMPLICIT_GEMM, Kernel.WINOGRAD),

@@ -105,7 +105,7 @@ struct Winograd[P: Pool](CpuKernel):
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
         return _is_small_square(problem) and is_faster(
-            problem, operands.types.input, device.units
+            problem, operands.types, device.units
         )
 
     @staticmethod
