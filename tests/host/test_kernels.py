@@ -121,6 +121,63 @@ def test_random_problems_of_winograd(
 
 
 @st.composite
+def strip_problems(draw: st.DrawFn) -> ConvProblem:
+    """Draws problems whose filter rows reach over neighbouring rows of the image, of groups with
+    enough channels for register tiles that keep to image rows."""
+    groups = draw(st.sampled_from((1, 2, 3, 4)))
+    width = draw(st.sampled_from((8, 13, 16, 24, 32, 130)))
+    deep = draw(st.booleans())
+    filter_size = (draw(st.integers(1, 2)) if deep else 1, draw(st.integers(2, 5)), 3)
+    stride = (1, draw(st.integers(1, 3)), draw(st.integers(1, 2)))
+    dilation = (1, draw(st.integers(1, 2)), draw(st.sampled_from((1, 1, 2))))
+    pads = [draw(st.integers(0, 3)) for _ in range(6)]
+    if not deep:
+        pads[0] = pads[3] = 0
+    sizes = (
+        max(draw(st.integers(1, longest)), (count - 1) * step + 1 - before - after)
+        for longest, count, step, before, after in zip(
+            (3 if deep else 1, 12, 40), filter_size, dilation, pads[:3], pads[3:], strict=True
+        )
+    )
+    return ConvProblem(
+        batch=draw(st.integers(1, 3)),
+        input_size=tuple(sizes),
+        channels=groups * width,
+        filters=groups * draw(st.sampled_from((16, 17, 40))),
+        filter_size=filter_size,
+        stride=stride,
+        dilation=dilation,
+        pad_before=tuple(pads[:3]),
+        pad_after=tuple(pads[3:]),
+        groups=groups,
+    )
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(problem=strip_problems(), epilogue=st.sampled_from(EPILOGUES))
+def test_random_problems_in_strips(
+    checker: Checker, problem: ConvProblem, epilogue: tuple[bool, bool, Activation, Layout]
+) -> None:
+    assert "implicit_gemm" in checker.check("strips", line_of(shrink(problem), *epilogue))
+
+
+def test_strips_of_several_slices(checker: Checker) -> None:
+    """A slice ends between the filter rows that read one row of the image."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(5, 10),
+        channels=512,
+        filters=16,
+        filter_size=(3, 3),
+        stride=(1, 1),
+        dilation=(1, 1),
+        pad_before=(1, 1),
+        pad_after=(1, 1),
+    )
+    assert "implicit_gemm" in check_everything(checker, "slices", problem)
+
+
+@st.composite
 def depthwise_problems(draw: st.DrawFn) -> ConvProblem:
     """Draws depthwise problems with the filter widths that have tiles of their own, around the
     widths of those tiles: channels of less than a vector, of several and of each rest."""

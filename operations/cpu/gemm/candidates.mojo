@@ -21,6 +21,7 @@ from .scheduler import (
     gathered_stride,
 )
 from .strips import copies_pay, longest_slice, strip_elements
+from .tile_io import is_adjacent, may_miss_image
 
 comptime BYTES_PER_STEP = 8
 """Bytes of activation or packed filter that reach L2 in the time of one vector
@@ -39,6 +40,16 @@ comptime STREAMED_ELEMENTS = 1 << 20
 comptime MIN_STRIP_ROWS = 5
 """Pixels of a register tile, in the mean, whose accumulators still hide the
 latency of a multiply-add."""
+
+comptime SHORT_TILE_COST = 0.1
+"""How much longer a product of a tile of few rows takes than one of a whole
+tile's."""
+
+comptime COPY_COST = 0.1
+"""Gathering an element, in products of it with a panel."""
+
+comptime SEGMENT_COST = 15.0
+"""Gathering the elements of a row that lie side by side, in the same unit."""
 
 comptime L1_WAY_BYTES = 4096
 """Bytes that lie in different sets of L1: 64 sets of a cache line each, as x86
@@ -64,6 +75,50 @@ def rows_compete(problem: ConvProblem) -> Bool:
     return ceildiv(CPU_TILE.rows, sets_apart) > L1_WAYS
 
 
+def _lines_share(problem: ConvProblem) -> Float64:
+    """Filter rows of all output pixels that read a row of the image, in those
+    that there are.
+
+    Args:
+        problem: The convolution, with at least one output.
+    """
+    var share = 1.0
+    comptime for axis in [0, 1]:
+        var taps = 0
+        for at in range(problem.output[axis]):
+            var first = at * problem.stride[axis] - problem.pad_before[axis]
+            taps += problem.taps_before(axis, first, problem.input[axis])
+            taps -= problem.taps_before(axis, first, 0)
+        var all = problem.output[axis] * problem.filter[axis]
+        share *= Float64(taps) / Float64(all)
+    return share
+
+
+def strips_pay(problem: ConvProblem, tiling: Tiling) -> Bool:
+    """Whether tiles that keep to image rows take no longer than tiles of
+    gathered rows, by a model: they compute excess pixels of each line and have
+    fewer rows, but nothing is gathered and filter rows in the padding are left
+    out.
+
+    Args:
+        problem: The convolution of one group, with at least one output.
+        tiling: Of a line of the output image.
+    """
+    var lines = _lines_share(problem)
+    # Gathered rows leave out some of these taps too.
+    if may_miss_image(problem):
+        lines = (lines + 1) / 2
+    var rows = Float64(tiling.length) / Float64(tiling.per_line)
+    var short = 1 - rows / Float64(CPU_TILE.rows)
+    var strips = lines * (1 + SHORT_TILE_COST * short)
+    strips *= Float64(tiling.computed()) / Float64(tiling.length)
+    var segment = problem.group_channels()
+    if is_adjacent(problem):
+        segment *= problem.filter[2]
+    var gather = COPY_COST + SEGMENT_COST / Float64(segment)
+    return strips <= 1 + gather / Float64(problem.panels())
+
+
 def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
     """How the tiles of a problem read the activation.
 
@@ -80,17 +135,12 @@ def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
         return ACCESS_MATRIX
     var width = problem.output[2]
     var tiling = Tiling(1, width)
-    # Tiles that keep to image rows must not be much worse than others.
-    if tiling.computed() * 9 > width * 10:
-        return ACCESS_GATHER
-    if tiling.computed() * 4 < tiling.per_line * CPU_TILE.rows * 3:
-        return ACCESS_GATHER
     # Gathered rows of several groups would be gathered group by group.
-    if (
-        problem.groups == 1
-        and tiling.computed() < tiling.per_line * MIN_STRIP_ROWS
-    ):
-        return ACCESS_GATHER
+    if problem.groups == 1:
+        if tiling.computed() < tiling.per_line * MIN_STRIP_ROWS:
+            return ACCESS_GATHER
+        if not strips_pay(problem, tiling):
+            return ACCESS_GATHER
     if longest_slice(problem) < PANEL:
         return ACCESS_GATHER
     if not copies_pay(problem, tiling.rows, tiling.per_line, in_place):

@@ -45,7 +45,7 @@ from .scheduler import (
     Task,
     TileCursor,
 )
-from .strips import strip_operand
+from .strips import StripMemory, strip_operand
 from .tile_io import Columns, gather_rows, may_miss_image, meets_image
 
 
@@ -136,8 +136,10 @@ def _load_tile(
     var x = params.activation
     var to = scratch.activation
     if blocking.access == ACCESS_STRIPS:
-        to = to.unsafe_offset(index * blocking.tile_elements)
-        strip_operand(result, x, problem, columns, task, tile, to)
+        var memory = StripMemory(
+            to, blocking.tile_elements, blocking.tiling.per_line, index
+        )
+        strip_operand(result, x, problem, columns, task, tile, memory)
         return
     comptime if reads_in_place(Source.dtype, Source.fused):
         # A tile of an odd number of rows reads one row too many.
@@ -289,7 +291,7 @@ def _run_group(
                         tiles[i].rows,
                         min(CPU_TILE.panels, end - at),
                         operands[i],
-                        group * problem.group_channels(),
+                        group * operands[i].group_stride,
                         _filter_operand(
                             params, task, columns, TilePlace(group, at, i)
                         ),

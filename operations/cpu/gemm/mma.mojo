@@ -49,16 +49,20 @@ struct TileOperand(Movable):
     var runs: Array[Run, MAX_RUNS]
     var count: Int
     var row_stride: Int
+    var group_stride: Int
+    """Elements between the activations of two groups."""
 
     @always_inline
-    def clear(mut self, row_stride: Int):
+    def clear(mut self, row_stride: Int, group_stride: Int = 0):
         """Leaves no runs.
 
         Args:
             row_stride: Elements between two rows.
+            group_stride: Elements between two groups, of which there may be one.
         """
         self.count = 0
         self.row_stride = row_stride
+        self.group_stride = group_stride
 
     @always_inline
     def append(mut self, run: Run):

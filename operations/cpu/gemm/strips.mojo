@@ -95,7 +95,8 @@ def copies_pay(
 
 @fieldwise_init
 struct Strip(ImplicitlyCopyable, Movable):
-    """Some channels of neighbouring pixels of a row of the input image."""
+    """Some groups' channels of neighbouring pixels of a row of the input image.
+    """
 
     var pixel: Pixel
     """The first, perhaps left of the image."""
@@ -104,6 +105,13 @@ struct Strip(ImplicitlyCopyable, Movable):
     var channel: Int
     """The first."""
     var channels: Int
+    """Of a group."""
+    var groups: Int
+
+    @always_inline
+    def elements(self) -> Int:
+        """Of a group."""
+        return self.count * self.channels
 
 
 @always_inline
@@ -116,40 +124,78 @@ def _copy_strip[
     strip: Strip,
     to: Writes[DType.float32],
 ):
-    """Copies a strip, zeros for the pixels left and right of the image."""
+    """Copies a strip group by group, so that a filter row's taps lie side by
+    side; zeros for the pixels left and right of the image."""
     var w = strip.pixel.at[2]
     var channels = strip.channels
     var left = min(strip.count, max(0, -w))
     var right = max(left, min(strip.count, problem.input[2] - w))
-    fill(to, left * channels, 0)
-    var whole_pixels = not Source.fused and channels == problem.channels
+    for group in range(strip.groups):
+        var here = to.unsafe_offset(group * strip.elements())
+        fill(here, left * channels, 0)
+        _copy_pixels(
+            x,
+            problem,
+            columns,
+            strip,
+            group,
+            left,
+            right,
+            here.unsafe_offset(left * channels),
+        )
+        fill(
+            here.unsafe_offset(right * channels),
+            (strip.count - right) * channels,
+            0,
+        )
+
+
+@always_inline
+def _copy_pixels[
+    Source: ActivationSource
+](
+    x: Source,
+    problem: ConvProblem,
+    columns: Columns,
+    strip: Strip,
+    group: Int,
+    begin: Int,
+    end: Int,
+    to: Writes[DType.float32],
+):
+    """Copies a group's channels of a strip's pixels `[begin, end)`, which lie
+    inside the image."""
+    var channels = strip.channels
+    var first = strip.channel + group * channels
     comptime if not Source.fused:
-        if whole_pixels:
-            copy_memory(
-                x.data(),
-                strip.pixel.input_offset(problem) + left * channels,
-                columns.elements,
-                to.unsafe_offset(left * channels),
-                (right - left) * channels,
-            )
-    if not whole_pixels:
-        var pixel = strip.pixel
-        for i in range(left, right):
-            pixel.at[2] = w + i
-            copy_channels(
-                x,
-                problem,
-                columns,
-                pixel,
-                strip.channel,
-                to.unsafe_offset(i * channels),
-                channels,
-            )
-    fill(
-        to.unsafe_offset(right * channels),
-        (strip.count - right) * channels,
-        0,
-    )
+        var at = strip.pixel.input_offset(problem) + begin * problem.channels
+        if channels == problem.channels:
+            var count = (end - begin) * channels
+            copy_memory(x.data(), at, columns.elements, to, count)
+            return
+        if channels % PANEL == 0:
+            var from_ = x.data().unsafe_offset(at + first)
+            for i in range(end - begin):
+                for c in range(0, channels, PANEL):
+                    to.unsafe_store(
+                        i * channels + c,
+                        from_.unsafe_load[width=PANEL](
+                            i * problem.channels + c
+                        ).cast[DType.float32](),
+                    )
+            return
+    var pixel = strip.pixel
+    for i in range(begin, end):
+        pixel.at[2] = strip.pixel.at[2] + i
+        copy_channels(
+            x,
+            problem,
+            columns,
+            pixel,
+            first,
+            to.unsafe_offset((i - begin) * channels),
+            channels,
+        )
 
 
 @always_inline
@@ -187,6 +233,57 @@ def _append_runs(
         )
 
 
+@fieldwise_init
+struct StripMemory(ImplicitlyCopyable, Movable):
+    """Where the strips of a task's tiles are copied to: a line of the image
+    once for all tiles that read the same part of it."""
+
+    var first: Writes[DType.float32]
+    """The first tile's strips."""
+    var tile_elements: Int
+    """Elements between two tiles' strips: room for `strip_elements`."""
+    var per_line: Int
+    """Tiles of a row of the output image."""
+    var index: Int
+    """Which of the task's tiles."""
+
+    @always_inline
+    def earlier(self, problem: ConvProblem, row: Int, last: Int, p: Int) -> Int:
+        """How many rows of the output image further up in the task the strip of
+        a filter row has been copied, for the tile above that reads it first.
+
+        Args:
+            problem: The convolution.
+            row: The filter row.
+            last: The last filter row that is read.
+            p: The tile's row of the output image.
+
+        Returns:
+            The rows; 0 if it has not been copied.
+        """
+        var step, rest = divmod(problem.stride[1], problem.dilation[1])
+        if rest != 0:
+            return 0
+        return min((last - row) // step, self.index // self.per_line, p)
+
+    @always_inline
+    def strip(
+        self, up: Int, segment: Int, elements: Int
+    ) -> Writes[DType.float32]:
+        """Where a strip lies.
+
+        Args:
+            up: Rows of the output image from the tile to the one whose strip it
+                is.
+            segment: Which of that tile's strips.
+            elements: Of a strip.
+        """
+        var tile = self.index - up * self.per_line
+        return self.first.unsafe_offset(
+            tile * self.tile_elements + segment * elements
+        )
+
+
 @always_inline
 def strip_operand[
     Source: ActivationSource
@@ -197,12 +294,10 @@ def strip_operand[
     columns: Columns,
     task: Task,
     tile: RowTile,
-    memory: Writes[DType.float32],
+    memory: StripMemory,
 ):
     """The activations of a tile of one row of the output image; filter rows
     above or below the image are left out, being zeros.
-
-    Those of the next group lie `group_channels` elements behind.
 
     Parameters:
         Source: How the activation is reached.
@@ -214,11 +309,12 @@ def strip_operand[
         columns: Which columns of the implicit im2col matrix.
         task: Whose groups.
         tile: The tile's rows of the implicit GEMM.
-        memory: Room for `strip_elements`.
+        memory: Where strips go.
     """
-    var channels = task.groups * problem.group_channels()
-    var channel = task.group * problem.group_channels()
-    var origin = Pixel(problem, tile.row).input(problem)
+    var channels = problem.group_channels()
+    var channel = task.group * channels
+    var place = Pixel(problem, tile.row)
+    var origin = place.input(problem)
     # A tile of an odd number of rows reads one row too many.
     var padded = tile_rows(tile.rows)
     var count = (padded - 1) * problem.stride[2] + problem.span(2)
@@ -231,11 +327,14 @@ def strip_operand[
         and origin.at[2] + count <= problem.input[2]
     )
     var pitch = problem.channels if in_place else channels
-    result.clear(problem.stride[2] * pitch)
-    var to = memory
+    result.clear(
+        problem.stride[2] * pitch, channels if in_place else count * channels
+    )
     var t = columns.first_t
     var r = columns.first_r
-    var start = (t * problem.filter[1] + r) * columns.segment
+    var first_segment = t * problem.filter[1] + r
+    var last_segment = (columns.end - 1) // columns.segment
+    var start = first_segment * columns.segment
     while start < columns.end:
         var pixel = origin.tap(problem, t, r, 0)
         var low = max(columns.begin - start, 0)
@@ -245,6 +344,15 @@ def strip_operand[
             and pixel.is_inside(problem, 0)
             and pixel.is_inside(problem, 1)
         ):
+            var segment = t * problem.filter[1] + r
+            var last = min(problem.filter[1] - 1, last_segment - segment + r)
+            var up = memory.earlier(problem, r, last, place.at[1])
+            var below = up * problem.stride[1] // problem.dilation[1]
+            var to = memory.strip(
+                up,
+                segment + below - first_segment,
+                count * channels * task.groups,
+            )
             var first = to.as_imm()
             comptime if may_be_in_place:
                 if in_place:
@@ -253,10 +361,9 @@ def strip_operand[
                         .unsafe_bitcast[Float32]()
                         .unsafe_offset(pixel.input_offset(problem) + channel)
                     )
-            if not in_place:
-                var strip = Strip(pixel, count, channel, channels)
+            if not in_place and up == 0:
+                var strip = Strip(pixel, count, channel, channels, task.groups)
                 _copy_strip(x, problem, columns, strip, to)
-                to = to.unsafe_offset(count * channels)
             _append_runs(
                 result,
                 problem,

@@ -121,7 +121,7 @@ def _multiply_floats(
 ):
     """Multiplies the tiles by the panels of a register tile, for a position."""
     var operand = TileOperand(
-        Array[Run, MAX_RUNS](uninitialized=True), 1, plan.input.row
+        Array[Run, MAX_RUNS](uninitialized=True), 1, plan.input.row, 0
     )
     var filter = FilterOperand[DType.float32](
         panels=weights,
