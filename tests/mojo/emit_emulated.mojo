@@ -280,7 +280,7 @@ def print_launch[
         geometry.split(config.halo, split_k)
     if relays > 1:
         geometry.relays = Relays(grid.waves(), most=relays)
-        geometry.idle_stages = 1
+        geometry.idle_stages = 2
     print(
         kind,
         index,

@@ -68,7 +68,7 @@ struct TileGeometry(
     """Which tiles a launch's clusters take."""
     var idle_stages: UInt32
     """Stages of the activation ring that loads leave empty, so as not to run
-    too far ahead."""
+    too far ahead; none, or at least 2."""
     var keeps_filters: Bool
     """Whether all tiles of a block have the same filters, loaded once."""
 

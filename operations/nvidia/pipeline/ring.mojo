@@ -157,6 +157,22 @@ struct Ring[stages: Int, stage_bytes: Int](TrivialRegisterPassable):
             The barrier that the copies complete.
         """
         self.await_empty(at)
+        return self.expect(at, bytes)
+
+    @always_inline
+    def expect(
+        self, at: RingPosition[Self.stages], bytes: Int = Self.stage_bytes
+    ) -> Barrier:
+        """Makes the `full` barrier of a stage that may be overwritten expect
+        bytes.
+
+        Args:
+            at: The producer's position.
+            bytes: Of the copies.
+
+        Returns:
+            The barrier that the copies complete.
+        """
         var barrier = self.full(at.stage)
         barrier.arrive_expecting(bytes)
         return barrier

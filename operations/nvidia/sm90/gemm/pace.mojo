@@ -41,7 +41,9 @@ struct Pace(ImplicitlyCopyable, Movable):
     var relays: Int
     """At most."""
     var stages: Int
-    """Of the activation ring that loads fill, at least 1."""
+    """Of the activation ring that loads fill: at least 2, and all or at least 2
+    fewer. A stage is filled when one behind it has been released, and two
+    consumers in turns may release neighbours in any order."""
 
     @staticmethod
     def free(config: Sm90Config) -> Pace:
@@ -94,7 +96,9 @@ struct Pace(ImplicitlyCopyable, Movable):
 def _stages(config: Sm90Config, stage: Float64, ahead: Float64) -> Int:
     """Stages to fill, so that loads run some seconds ahead, of which each stage
     takes memory a part; one more is being read."""
-    return min(1 + Int(ceil(ahead / stage)), config.num_act_pipeline_stages)
+    var stages = 1 + Int(ceil(ahead / stage))
+    var all = config.num_act_pipeline_stages
+    return stages if stages <= all - 2 else all
 
 
 def _elements(traversal: Traversal) -> Tuple[Int, Int]:

@@ -64,8 +64,10 @@ def produce_activations[
     geometry: TileGeometry,
     storage: SharedStorage[config],
 ):
-    """Fills the activation ring. Two loops: to ask in the loop whether stages
-    stay idle would delay every load.
+    """Fills the activation ring.
+
+    Where stages stay idle, a stage waits for a later release than that of what
+    it held: for the only one, since another wait would delay every load.
 
     Parameters:
         in_type: Of the activation.
@@ -76,24 +78,6 @@ def produce_activations[
         geometry: The problem.
         storage: The block's.
     """
-    comptime if config.keeps_pace():
-        if geometry.idle_stages > 0:
-            _produce_activations[in_type, config, held=True](
-                activation, geometry, storage
-            )
-            return
-    _produce_activations[in_type, config](activation, geometry, storage)
-
-
-@always_inline
-def _produce_activations[
-    in_type: DType, config: Sm90Config, *, held: Bool = False
-](
-    ref activation: TensorMap,
-    geometry: TileGeometry,
-    storage: SharedStorage[config],
-):
-    """`produce_activations`; `held` if some stages stay idle."""
     comptime part = UInt32(config.act_tile_dim0())
     comptime stages = config.num_act_pipeline_stages
     var scheduler = TileScheduler[config](geometry)
@@ -110,13 +94,15 @@ def _produce_activations[
         )
         var tap = first_tap[config](geometry, tile)
         for _ in range(tile.rounds):
-            comptime if held:
+            comptime if config.keeps_pace():
                 storage.activation.await_release(behind)
                 behind.step()
+            else:
+                storage.activation.await_empty(position)
             load_activation[config](
                 activation,
                 storage.activation.address(position.stage),
-                storage.activation.acquire(position, bytes),
+                storage.activation.expect(position, bytes),
                 geometry,
                 scheduler,
                 first,
