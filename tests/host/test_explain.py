@@ -420,6 +420,21 @@ def test_more_than_31_bits_count(problem: ConvProblem, kernel: str, words: str) 
 
 
 @pytest.mark.parametrize(
+    ("pixels", "channels", "words"),
+    [
+        (8, 28, "32 lanes a filter, up to 8 pixels a block, loads of 1"),
+        (64, 28, "8 lanes a filter, up to 8 pixels a block, loads of 1"),
+    ],
+)
+def test_lanes_of_few_pixels(pixels: int, channels: int, words: str) -> None:
+    """Where several blocks have pixels, more lanes than pixels add up longer than they load."""
+    problem = large(pixels, 1, 1, channels, filters=672, taps=(1, 1))
+    kernel, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
+    assert kernel == "gemv"
+    assert words in reason
+
+
+@pytest.mark.parametrize(
     ("sizes", "device", "kernel"),
     [
         ((8, 2048, 2048), HOPPER, "gemv"),

@@ -136,7 +136,9 @@ struct Gemv(GpuKernel):
     ) raises -> GemvPlan:
         """The widest loads that channels and addresses allow; a lane for each
         load of a filter and each pixel of a block, up to a warp; and blocks of
-        one warp until every multiprocessor has some."""
+        one warp until every multiprocessor has some. Loads of one channel for
+        several blocks of pixels have a lane for each pixel alone: to add up
+        what more lanes have takes longer than to load."""
         var pixels = problem.gemm_m()
         comptime last = len(ROWS) - 1
         var index = 0
@@ -146,12 +148,14 @@ struct Gemv(GpuKernel):
         var width = _vector_width(operands.types)
         if not operands.aligned() or problem.channels % width != 0:
             width = 1
-        var wanted = max(ceildiv(problem.channels, width), rows)
+        var parts = ceildiv(pixels, rows)
+        var wanted = rows
+        if width > 1 or parts == 1:
+            wanted = max(ceildiv(problem.channels, width), rows)
         var lane_bits = 0
         while 1 << lane_bits < min(wanted, WARP):
             lane_bits += 1
         var warps = ceildiv(problem.filters << lane_bits, WARP)
-        var parts = ceildiv(pixels, rows)
         var threads = WARP if warps * parts <= device.units else THREADS
         var filter_blocks = ceildiv(warps * WARP, threads)
         return GemvPlan(
