@@ -19,8 +19,9 @@ TABLE = Path(__file__).resolve().parents[2] / "benchmarks" / "tuned" / "nvidia-h
 NUMBERS = (1, 64, 64, 1, 1, 56, 56, 1, 3, 3, 1, 1, 1, 1, 1, 1, 0, 1, 1, 0, 1, 1)
 
 
-def opened(numbers: tuple[int, ...], units: int = 132) -> Space:
-    return open_space(problem_of(numbers), "sm90", dtype="bfloat16", units=units)
+def opened(numbers: tuple[int, ...], units: int = 132, *, work: str = "bare") -> Space:
+    problem = problem_of(numbers)
+    return open_space(problem, "sm90", dtype="bfloat16", residual=work == "fused", units=units)
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +54,16 @@ def test_dispatch_chooses_what_the_table_says() -> None:
     tuned = tables.read(TABLE)
     assert len(tuned.rows) > 30
     assert tables.MODULE.read_text(encoding="utf-8") == tables.mojo_source(tuned)
+    of_one_work = {(row.numbers, *row.us) for row in tuned.rows if len(row.us) == 1}
+    assert of_one_work
     for row in tuned.rows:
-        space = opened(row.numbers, tuned.units)
-        own = {entry.values: entry.row for entry in table_rows(space.judge)}
-        expected = (own[tuple(row.configuration.values())], row.split_k)
-        assert tuple(space.judge.facts.row("choice")) == expected, row.problem
+        for work in row.us:
+            if len(row.us) > 1 and (row.numbers, work) in of_one_work:
+                continue
+            space = opened(row.numbers, tuned.units, work=work)
+            own = {entry.values: entry.row for entry in table_rows(space.judge)}
+            expected = (own[tuple(row.configuration.values())], row.split_k)
+            assert tuple(space.judge.facts.row("choice")) == expected, row.problem
         assert all(before >= after for before, after in row.us.values()), row.problem
         assert any(before > after for before, after in row.us.values()), row.problem
         assert row.confirmed, row.problem
@@ -83,11 +89,11 @@ def test_what_gains_with_all_work_is_a_row(configurations: Configurations) -> No
 @pytest.mark.parametrize(
     ("gains", "elsewhere"),
     [
-        ((1.1, 0.999), (1.05, 1.05)),
-        ((0.999, 1.1), (1.05, 1.05)),
-        ((1.02, 1.018), (1.05, 1.05)),
-        ((1.1, 1.1), (1.05, 0.999)),
-        ((1.1, 1.1), (1.004, 1.005)),
+        ((1.019, 0.999), (1.05, 1.05)),
+        ((0.999, 1.019), (1.05, 1.05)),
+        ((1.019, 1.019), (1.05, 1.05)),
+        ((1.1, 1.1), (1.004, 0.999)),
+        ((1.1, 1.1), (1.004, 1.004)),
     ],
 )
 def test_what_gains_too_little_is_none(
@@ -98,6 +104,41 @@ def test_what_gains_too_little_is_none(
     )
     chosen = tables.select(measured, device="a", driver="1", units=132, confirmed={"b": again})
     assert not chosen.rows
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_gain_with_one_work_and_a_loss_with_the_other_is_a_row_of_that_work(
+    configurations: Configurations, work: str
+) -> None:
+    gains = {each: 1.1 if each == work else 0.9 for each in WORKS}
+    measured = summary(configurations, gains)
+    again = {"b": summary(configurations, gains)}
+    (row,) = tables.select(measured, device="a", driver="1", units=132, confirmed=again).rows
+    assert row.us == {work: (11.0, 10.0)}
+    assert row.confirmed == {"b": row.us}
+
+
+def test_a_row_of_one_work_gains_more_than_that_of_both(configurations: Configurations) -> None:
+    both = summary(configurations, dict.fromkeys(WORKS, 1.1))
+    for gain, rows in ((1.1, 1), (1.119, 1), (1.15, 2)):
+        bare, fused = both.results
+        other = Timed(index=3, split_k=1, bursts=[1e-5] * 5, beside=[gain * 1e-5] * 5)
+        worse = replace(other, beside=[0.9e-5] * 5)
+        found = tables.select(
+            Summary(
+                configurations,
+                [
+                    replace(bare, timed=[*bare.timed, other]),
+                    replace(fused, timed=[*fused.timed, worse]),
+                ],
+            ),
+            device="a",
+            driver="1",
+            units=132,
+        ).rows
+        assert len(found) == rows
+        assert set(found[-1].us) == set(WORKS)
+        assert rows == 1 or tuple(found[0].us) == (WORKS[0],)
 
 
 def test_a_gain_with_one_work_and_no_loss_with_the_other_is_a_row(
@@ -115,9 +156,10 @@ def test_what_dispatch_chooses_with_one_work_may_be_the_row(
     """Beside itself it gains nothing: the noise must not decide."""
     gains = dict(zip(WORKS, (0.99, 1.1), strict=True))
     bare, fused = summary(configurations, gains).results
-    assert not tables.select(
+    (row,) = tables.select(
         Summary(configurations, [bare, fused]), device="a", driver="1", units=132
     ).rows
+    assert set(row.us) == {WORKS[1]}
     chosen = Summary(configurations, [replace(bare, incumbent=(2, 1)), fused])
     (row,) = tables.select(chosen, device="a", driver="1", units=132).rows
     assert row.us == dict(zip(WORKS, ((9.9, 9.9), (11.0, 10.0)), strict=True))
@@ -159,6 +201,10 @@ def test_rows_of_the_table_before_stay(configurations: Configurations) -> None:
     other = replace(row, problem="other", numbers=(2, *row.numbers[1:]))
     kept = tables.keeping(tuned, replace(tuned, rows=(slower, other)))
     assert kept.rows == tuple(sorted((row, other), key=lambda each: each.problem))
+    bare = replace(row, us={WORKS[0]: (11.0, 9.0)})
+    kept = tables.keeping(replace(tuned, rows=(bare,)), tuned)
+    assert kept.rows == (bare, row)
+    assert tables.keeping(tuned, replace(tuned, rows=(bare, slower))).rows == (row,)
     with pytest.raises(ValueError, match="--keep: a table of b with 132 multiprocessors, but"):
         tables.keeping(tuned, replace(tuned, device="b"))
 

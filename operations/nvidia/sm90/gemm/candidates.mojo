@@ -418,6 +418,18 @@ def _tuned_candidates() -> List[Candidate]:
             ),
             only_tuned=True,
         ),
+        # Widths that fill waves, and 80 filters.
+        Candidate(
+            _rows((144, 128), (6, 5, 3), subtile_pixels=16), only_tuned=True
+        ),
+        Candidate(_rows((128, 80), (6, 6, 2), swapped=False), only_tuned=True),
+        Candidate(
+            _rows((224, 64), (5, 5, 3), subtile_pixels=16), only_tuned=True
+        ),
+        Candidate(
+            _rows((128, 64), (8, 8, 3), cluster=PAIR_M, subtile_pixels=32),
+            only_tuned=True,
+        ),
     ]
 
 

@@ -210,7 +210,9 @@ struct GemmCandidates(Candidates):
     def tuned(self) -> Optional[Found]:
         """What measurements chose for the problem on this device, if they have,
         and it is offered and can run it."""
-        var choice = tuned_choice(self.problem, self.types, self.device)
+        var choice = tuned_choice(
+            self.problem, self.types, self.work, self.device
+        )
         if not choice:
             return None
         ref row, split_k = choice.value()

@@ -5,7 +5,15 @@ from std.collections import Optional
 
 from ....conv.operands import Device, OperandTypes
 from ....conv.problem import ConvProblem
-from .tuned_rows import CAPABILITY, KEYS, ROWS, SPLITS, UNITS
+from ...epilogue.work import FusedWork
+from .tuned_rows import CAPABILITY, KEYS, ROWS, SPLITS, UNITS, WORKS
+
+comptime BARE = 1
+"""A choice for the convolution alone."""
+
+comptime FUSED = 2
+"""A choice for a bias, an activation and a residual. What is fused otherwise was
+not measured: it takes a choice for both."""
 
 comptime _OFFSET = UInt64(0xCBF29CE484222325)
 """What the hash of no numbers is (FNV-1a of 64 bits, Fowler, Noll and Vo)."""
@@ -28,7 +36,10 @@ def problem_key(problem: ConvProblem) -> UInt64:
 
 
 def tuned_choice(
-    problem: ConvProblem, types: OperandTypes, device: Device
+    problem: ConvProblem,
+    types: OperandTypes,
+    work: FusedWork,
+    device: Device,
 ) -> Optional[Tuple[Int, Int]]:
     """The row of the table that was measured to be fastest, and the blocks that
     share a tile; None where nothing was measured.
@@ -36,6 +47,7 @@ def tuned_choice(
     Args:
         problem: The convolution.
         types: Of the operands; types of 16 bits were measured.
+        work: What the epilogue has to do.
         device: The device.
     """
     if device.capability != CAPABILITY or device.units != UNITS:
@@ -43,10 +55,16 @@ def tuned_choice(
     if not (types.input.is_half_float() and types.output.is_half_float()):
         return None
     var key = problem_key(problem)
+    var asked = BARE | FUSED
+    if work.residual:
+        asked = FUSED
+    elif not work.visits:
+        asked = BARE
     comptime for i in range(len(KEYS)):
         comptime known = KEYS[i]
         comptime row = ROWS[i]
         comptime split_k = SPLITS[i]
-        if key == known:
+        comptime works = WORKS[i]
+        if key == known and works & asked == asked:
             return (row, split_k)
     return None

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -62,7 +63,8 @@ class TunedRow:
     configuration: dict[str, int]
     """Of the kernel's fields, but for ``split_k``."""
     us: dict[str, tuple[float, float]]
-    """Of each kind of work what dispatch took before, and what the row takes, in microseconds."""
+    """Of each kind of work what dispatch took before, and what the row takes, in microseconds. A
+    row of one kind is for this kind alone, and goes before that of all kinds."""
     confirmed: dict[str, dict[str, tuple[float, float]]]
     """The same of other devices that dispatch takes for this one."""
 
@@ -95,7 +97,8 @@ def select(
     A problem gets a row if a configuration of the kernel's table is faster than dispatch's choice,
     bare and fused, in both measurements where it was timed once more, and by ``LEAST_GAIN`` in the
     mean of what exceeds the noise; wherever it was measured again, by ``CONFIRMED_GAIN``. It need
-    not be faster where dispatch chooses it anyway. Of several it gets the fastest that is.
+    not be faster where dispatch chooses it anyway. Of several it gets the fastest that is. With one
+    kind of work it gets a row of its own if another configuration gains more by ``LEAST_GAIN``.
 
     Args:
         summary: The measurements.
@@ -113,20 +116,31 @@ def select(
     for numbers, results in found.items():
         if set(results) != set(WORKS):
             continue
-        gaining = _gaining([results[work] for work in WORKS], LEAST_GAIN)
-        for pair, us in gaining.items():
-            values = summary.configurations.listed[pair[0]].values
-            others = {
-                name: _confirmation((values, pair[1]), confirmed[name], each.get(numbers, {}))
-                for name, each in again.items()
-                if confirmed is not None
-            }
-            if values in own and all(others.values()):
-                held = summary.configurations.configuration(*pair)
-                split_k = held.pop("split_k")
-                rows.append(TunedRow(results[WORKS[0]].name, numbers, split_k, held, us, others))
-                break
-    rows.sort(key=lambda row: row.problem)
+        elsewhere = {
+            name: (confirmed[name], each.get(numbers, {}))
+            for name, each in again.items()
+            if confirmed is not None
+        }
+        gains = dict.fromkeys(WORKS, 0.0)
+        # Of all kinds of work together first: a row of one must gain more.
+        for works in (WORKS, *((work,) for work in WORKS)):
+            gaining = _gaining([results[work] for work in works], LEAST_GAIN)
+            for pair, (us, log) in gaining.items():
+                if len(works) == 1 and log < gains[works[0]] + LEAST_GAIN:
+                    break
+                values = summary.configurations.listed[pair[0]].values
+                others = {
+                    name: _confirmation((values, pair[1]), *each, works)
+                    for name, each in elsewhere.items()
+                }
+                if values in own and all(others.values()):
+                    held = summary.configurations.configuration(*pair)
+                    split_k = held.pop("split_k")
+                    name = results[WORKS[0]].name
+                    rows.append(TunedRow(name, numbers, split_k, held, us, others))
+                    gains |= {work: math.log(us[work][0] / us[work][1]) for work in works}
+                    break
+    rows.sort(key=_place)
     today = date or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return Tuned(device, driver, 90, units, today, tuple(rows))
 
@@ -147,8 +161,15 @@ def keeping(tuned: Tuned, before: Tuned) -> Tuned:
             f"--keep: a table of {there[0]} with {there[1]} multiprocessors, but measured was "
             f"{here[0]} with {here[1]}"
         )
-    rows = {row.numbers: row for row in before.rows} | {row.numbers: row for row in tuned.rows}
-    return replace(tuned, rows=tuple(sorted(rows.values(), key=lambda row: row.problem)))
+    replaced = {row.numbers for row in tuned.rows if set(row.us) == set(WORKS)}
+    rows = {(row.numbers, *row.us): row for row in before.rows if row.numbers not in replaced}
+    rows |= {(row.numbers, *row.us): row for row in tuned.rows}
+    return replace(tuned, rows=tuple(sorted(rows.values(), key=_place)))
+
+
+def _place(row: TunedRow) -> tuple[str, int, str]:
+    """Returns where a row stands: those of one kind of work before that of all."""
+    return (row.problem, len(row.us), next(iter(row.us)))
 
 
 def _by_problem(summary: Summary) -> dict[tuple[int, ...], dict[str, Result]]:
@@ -160,13 +181,16 @@ def _by_problem(summary: Summary) -> dict[tuple[int, ...], dict[str, Result]]:
 
 
 def _confirmation(
-    values: tuple[tuple[int, ...], int], other: Summary, results: Mapping[str, Result]
+    values: tuple[tuple[int, ...], int],
+    other: Summary,
+    results: Mapping[str, Result],
+    works: Sequence[str],
 ) -> dict[str, tuple[float, float]]:
     """Returns the times of a configuration elsewhere, or none unless it gains there."""
     if len(results) != len(WORKS):
         return {}
-    gaining = _gaining([results[work] for work in WORKS], CONFIRMED_GAIN)
-    for (index, split_k), us in gaining.items():
+    gaining = _gaining([results[work] for work in works], CONFIRMED_GAIN)
+    for (index, split_k), (us, _) in gaining.items():
         if (other.configurations.listed[index].values, split_k) == values:
             return us
     return {}
@@ -174,11 +198,13 @@ def _confirmation(
 
 def _gaining(
     results: Sequence[Result], least: float
-) -> dict[tuple[int, int], dict[str, tuple[float, float]]]:
-    """Returns the configurations that gain, the fastest first, and their times with each work.
+) -> dict[tuple[int, int], tuple[dict[str, tuple[float, float]], float]]:
+    """Returns the configurations that gain, the fastest first.
+
+    With them their times with each work, and the mean of their gains' logarithms.
 
     Args:
-        results: Of one problem, of each kind of work.
+        results: Of one problem, of some kinds of work.
         least: The mean of their gains.
     """
     gains = [_gains(result) for result in results]
@@ -190,7 +216,7 @@ def _gaining(
     }
     fastest = sorted(means, key=means.__getitem__, reverse=True)
     return {
-        pair: {result.work: _us_of(result, each[pair]) for result, each in works}
+        pair: ({result.work: _us_of(result, each[pair]) for result, each in works}, means[pair])
         for pair in fastest
         if means[pair] >= least
     }
@@ -299,7 +325,7 @@ def read(path: Path) -> Tuned:
         tuned = Tuned(rows=rows, **held)
     except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: no tuned table: {error}") from error
-    keys = {problem_key(row.numbers) for row in rows}
+    keys = {(problem_key(row.numbers), *row.us) for row in rows}
     if len(keys) != len(rows):
         raise ValueError(f"{path}: a problem stands there twice")
     return tuned
@@ -317,7 +343,7 @@ def mojo_source(tuned: Tuned) -> str:
         LibraryError: The library that knows the table cannot be built.
     """
     own = _own_rows({row.numbers: row for row in tuned.rows})
-    keys, places, splits = [], [], []
+    keys, places, splits, works = [], [], [], []
     for row in tuned.rows:
         values = tuple(row.configuration.values())
         if values not in own:
@@ -328,6 +354,7 @@ def mojo_source(tuned: Tuned) -> str:
         keys.append(f"    0x{problem_key(row.numbers):016X},\n")
         places.append(f"    {own[values]},\n")
         splits.append(f"    {row.split_k},\n")
+        works.append(f"    {sum(1 << WORKS.index(work) for work in row.us)},\n")
     return (
         '"""Measured choices; written from benchmarks/tuned by `python -m'
         ' maxconv.tuner.gpu.tuned`."""\n\n'
@@ -335,7 +362,9 @@ def mojo_source(tuned: Tuned) -> str:
         f'comptime UNITS = {tuned.units}\n"""Its multiprocessors."""\n\n'
         f'comptime KEYS: List[UInt64] = [\n{"".join(keys)}]\n"""`problem_key` of each."""\n\n'
         f'comptime ROWS: List[Int] = [\n{"".join(places)}]\n"""Of the table of candidates."""\n\n'
-        f'comptime SPLITS: List[Int] = [\n{"".join(splits)}]\n"""Blocks that share a tile."""\n'
+        f'comptime SPLITS: List[Int] = [\n{"".join(splits)}]\n"""Blocks that share a tile."""\n\n'
+        f"comptime WORKS: List[Int] = [\n{''.join(works)}]\n"
+        '"""For which work: `BARE`, `FUSED`, or both."""\n'
     )
 
 
