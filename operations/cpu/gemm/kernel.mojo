@@ -348,7 +348,7 @@ def _prefetch_output(
     var next = index
     if columns.end - columns.begin < LONG_DEPTH:
         next += 1
-        if not params.output.has_residual or next == task.tiles:
+        if next == task.tiles:
             return
     params.output.prefetch(
         problem, _output_tile(problem, task, tiles[next], group, panel, end)

@@ -247,40 +247,78 @@ struct StripMemory(ImplicitlyCopyable, Movable):
     var index: Int
     """Which of the task's tiles."""
 
+
+@fieldwise_init
+struct _CopiedStrips(ImplicitlyCopyable, Movable):
+    """The copied strips of a tile, and of those above it in the task, which
+    copied some of the same lines."""
+
+    var memory: StripMemory
+    var above: Int
+    """Tiles above it that may have."""
+    var step: Int
+    """Filter rows from one that reads a line to the one of the tile above that
+    does; 0 if none does."""
+    var last: Int
+    """The last segment that is read."""
+    var first: Int
+    """The first one."""
+    var elements: Int
+    """Of a strip."""
+
     @always_inline
-    def earlier(self, problem: ConvProblem, row: Int, last: Int, p: Int) -> Int:
-        """How many rows of the output image further up in the task the strip of
-        a filter row has been copied, for the tile above that reads it first.
+    def __init__(
+        out self,
+        problem: ConvProblem,
+        columns: Columns,
+        memory: StripMemory,
+        p: Int,
+        elements: Int,
+    ):
+        """Finds what tiles share.
 
         Args:
             problem: The convolution.
-            row: The filter row.
-            last: The last filter row that is read.
+            columns: Which columns of the implicit im2col matrix.
+            memory: Where strips go.
             p: The tile's row of the output image.
-
-        Returns:
-            The rows; 0 if it has not been copied.
-        """
-        var step, rest = divmod(problem.stride[1], problem.dilation[1])
-        if rest != 0:
-            return 0
-        return min((last - row) // step, self.index // self.per_line, p)
-
-    @always_inline
-    def strip(
-        self, up: Int, segment: Int, elements: Int
-    ) -> Writes[DType.float32]:
-        """Where a strip lies.
-
-        Args:
-            up: Rows of the output image from the tile to the one whose strip it
-                is.
-            segment: Which of that tile's strips.
             elements: Of a strip.
         """
-        var tile = self.index - up * self.per_line
-        return self.first.unsafe_offset(
-            tile * self.tile_elements + segment * elements
+        self.memory = memory
+        self.elements = elements
+        self.above = min(memory.index // memory.per_line, p)
+        var step, rest = divmod(problem.stride[1], problem.dilation[1])
+        self.step = step if rest == 0 else 0
+        self.first = columns.begin // columns.segment
+        self.last = (columns.end - 1) // columns.segment
+
+    @always_inline
+    def is_copied(self, segment: Int, row: Int, rows: Int) -> Bool:
+        """Whether a tile above has copied a strip.
+
+        Args:
+            segment: Which of the tile's strips.
+            row: Its filter row.
+            rows: All filter rows.
+        """
+        return self._up(segment, row, rows) > 0
+
+    @always_inline
+    def _up(self, segment: Int, row: Int, rows: Int) -> Int:
+        """How many tiles further up the one stands that copied a strip."""
+        if self.step == 0:
+            return 0
+        var below = min(rows - 1 - row, self.last - segment)
+        return min(below // self.step, self.above)
+
+    @always_inline
+    def strip(self, segment: Int, row: Int, rows: Int) -> Writes[DType.float32]:
+        """Where a strip lies; see `is_copied`."""
+        var up = self._up(segment, row, rows)
+        var tile = self.memory.index - up * self.memory.per_line
+        var place = segment + up * self.step - self.first
+        return self.memory.first.unsafe_offset(
+            tile * self.memory.tile_elements + place * self.elements
         )
 
 
@@ -330,11 +368,16 @@ def strip_operand[
     result.clear(
         problem.stride[2] * pitch, channels if in_place else count * channels
     )
+    var elements = count * pitch * task.groups
+    # In place there is nothing to divide.
+    var copied = _CopiedStrips(memory, 0, 0, 0, 0, elements)
+    if not in_place:
+        copied = _CopiedStrips(problem, columns, memory, place.at[1], elements)
+    var rows = problem.filter[1]
     var t = columns.first_t
     var r = columns.first_r
-    var first_segment = t * problem.filter[1] + r
-    var last_segment = (columns.end - 1) // columns.segment
-    var start = first_segment * columns.segment
+    var segment = t * rows + r
+    var start = segment * columns.segment
     while start < columns.end:
         var pixel = origin.tap(problem, t, r, 0)
         var low = max(columns.begin - start, 0)
@@ -344,16 +387,7 @@ def strip_operand[
             and pixel.is_inside(problem, 0)
             and pixel.is_inside(problem, 1)
         ):
-            var segment = t * problem.filter[1] + r
-            var last = min(problem.filter[1] - 1, last_segment - segment + r)
-            var up = memory.earlier(problem, r, last, place.at[1])
-            var below = up * problem.stride[1] // problem.dilation[1]
-            var to = memory.strip(
-                up,
-                segment + below - first_segment,
-                count * channels * task.groups,
-            )
-            var first = to.as_imm()
+            var first = memory.first.as_imm()
             comptime if may_be_in_place:
                 if in_place:
                     first = (
@@ -361,9 +395,17 @@ def strip_operand[
                         .unsafe_bitcast[Float32]()
                         .unsafe_offset(pixel.input_offset(problem) + channel)
                     )
-            if not in_place and up == 0:
-                var strip = Strip(pixel, count, channel, channels, task.groups)
-                _copy_strip(x, problem, columns, strip, to)
+            if not in_place:
+                var to = copied.strip(segment, r, rows)
+                first = to.as_imm()
+                if not copied.is_copied(segment, r, rows):
+                    _copy_strip(
+                        x,
+                        problem,
+                        columns,
+                        Strip(pixel, count, channel, channels, task.groups),
+                        to,
+                    )
             _append_runs(
                 result,
                 problem,
@@ -375,8 +417,9 @@ def strip_operand[
                 low,
                 high,
             )
+        segment += 1
         start += columns.segment
         r += 1
-        if r == problem.filter[1]:
+        if r == rows:
             r = 0
             t += 1
