@@ -121,6 +121,23 @@ def test_random_problems_of_winograd(
 
 
 @st.composite
+def input_sizes(
+    draw: st.DrawFn,
+    longest: tuple[int, ...],
+    filter_size: tuple[int, ...],
+    dilation: tuple[int, ...],
+    pads: list[int],
+) -> tuple[int, ...]:
+    """Draws an image that the filter fits into, with its padding: three before, three after."""
+    return tuple(
+        max(draw(st.integers(1, most)), (count - 1) * step + 1 - before - after)
+        for most, count, step, before, after in zip(
+            longest, filter_size, dilation, pads[:3], pads[3:], strict=True
+        )
+    )
+
+
+@st.composite
 def strip_problems(draw: st.DrawFn) -> ConvProblem:
     """Draws problems whose filter rows reach over neighbouring rows of the image, of groups with
     enough channels for register tiles that keep to image rows."""
@@ -133,15 +150,11 @@ def strip_problems(draw: st.DrawFn) -> ConvProblem:
     pads = [draw(st.integers(0, 3)) for _ in range(6)]
     if not deep:
         pads[0] = pads[3] = 0
-    sizes = (
-        max(draw(st.integers(1, longest)), (count - 1) * step + 1 - before - after)
-        for longest, count, step, before, after in zip(
-            (3 if deep else 1, 12, 40), filter_size, dilation, pads[:3], pads[3:], strict=True
-        )
-    )
+    longest = (3 if deep else 1, 12, 40)
+    sizes = draw(input_sizes(longest, filter_size, dilation, pads))
     return ConvProblem(
         batch=draw(st.integers(1, 3)),
-        input_size=tuple(sizes),
+        input_size=sizes,
         channels=groups * width,
         filters=groups * draw(st.sampled_from((16, 17, 40))),
         filter_size=filter_size,
@@ -190,15 +203,11 @@ def depthwise_problems(draw: st.DrawFn) -> ConvProblem:
     pads = [draw(st.integers(0, 4)) for _ in range(6)]
     if not deep:
         pads[0] = pads[3] = 0
-    sizes = (
-        max(draw(st.integers(1, longest)), (count - 1) * step + 1 - before - after)
-        for longest, count, step, before, after in zip(
-            (5 if deep else 1, 9, 40), filter_size, dilation, pads[:3], pads[3:], strict=True
-        )
-    )
+    longest = (5 if deep else 1, 9, 40)
+    sizes = draw(input_sizes(longest, filter_size, dilation, pads))
     return ConvProblem(
         batch=draw(st.integers(1, 2)),
-        input_size=tuple(sizes),
+        input_size=sizes,
         channels=channels,
         filters=channels,
         filter_size=filter_size,

@@ -293,28 +293,28 @@ struct _CopiedStrips(ImplicitlyCopyable, Movable):
         self.last = (columns.end - 1) // columns.segment
 
     @always_inline
-    def is_copied(self, segment: Int, row: Int, rows: Int) -> Bool:
-        """Whether a tile above has copied a strip.
+    def up(self, segment: Int, row: Int, rows: Int) -> Int:
+        """How many rows of tiles further up the one stands that copied a strip;
+        0 if it is this tile's to copy.
 
         Args:
             segment: Which of the tile's strips.
             row: Its filter row.
             rows: All filter rows.
         """
-        return self._up(segment, row, rows) > 0
-
-    @always_inline
-    def _up(self, segment: Int, row: Int, rows: Int) -> Int:
-        """How many tiles further up the one stands that copied a strip."""
         if self.step == 0:
             return 0
         var below = min(rows - 1 - row, self.last - segment)
         return min(below // self.step, self.above)
 
     @always_inline
-    def strip(self, segment: Int, row: Int, rows: Int) -> Writes[DType.float32]:
-        """Where a strip lies; see `is_copied`."""
-        var up = self._up(segment, row, rows)
+    def strip(self, segment: Int, up: Int) -> Writes[DType.float32]:
+        """Where a strip lies.
+
+        Args:
+            segment: Which of the tile's strips.
+            up: See `up`.
+        """
         var tile = self.memory.index - up * self.memory.per_line
         var place = segment + up * self.step - self.first
         return self.memory.first.unsafe_offset(
@@ -396,9 +396,10 @@ def strip_operand[
                         .unsafe_offset(pixel.input_offset(problem) + channel)
                     )
             if not in_place:
-                var to = copied.strip(segment, r, rows)
+                var up = copied.up(segment, r, rows)
+                var to = copied.strip(segment, up)
                 first = to.as_imm()
-                if not copied.is_copied(segment, r, rows):
+                if up == 0:
                     _copy_strip(
                         x,
                         problem,

@@ -82,12 +82,12 @@ comptime MARGIN = 1.3
 kernel: measured with AVX-512 and with AVX2 on 217 small images, and with
 AVX-512 on 80 problems of several groups."""
 
+comptime INTEGER_MARGIN = 1.2
+"""The same of the implicit GEMM of integers, which counts as its products."""
+
 comptime TILE_COST = 16.0
 """What a group's transforms of a tile take whatever its channels: few channels
 do not pay for it."""
-
-comptime INTEGER_MARGIN = 1.2
-"""The same of the products of integers."""
 
 
 struct Cuts(Candidates):
