@@ -73,13 +73,12 @@ struct TunedCpuGemm(TunedKernel):
         ref problem = self.problem
         var types = self.operands.types
         facts.add("panel", PANEL)
-        facts.add("tile_panels", CPU_TILE.panels)
-        facts.add("tile_elements", CPU_TILE.elements())
+        facts.add("unit_columns", CPU_TILE.columns())
         facts.add("max_sums", CPU_TILE.max_accumulators)
         facts.add("max_block_elements", MAX_BLOCK_ELEMENTS)
         facts.add("max_tiles", MAX_BLOCK_TILES)
         # What is stored together, where no sum outlives its tile.
-        facts.add("stored_sums", max(STORED_SUMS, CPU_TILE.elements()))
+        facts.add("stored_sums", STORED_SUMS)
         facts.add("strips", ACCESS_STRIPS)
         facts.add("units", ceildiv(problem.panels(), CPU_TILE.panels))
         facts.add("groups", problem.groups)
@@ -148,16 +147,14 @@ struct TunedCpuGemm(TunedKernel):
         )
         var threads = self.device.units
         var tasks = blocking.tasks()
-        var scratch = (
-            blocking.activations() + blocking.sums() * CPU_TILE.elements()
-        )
+        var scratch = blocking.activations() + blocking.sums()
         var rows = blocking.tiles * blocking.tiling.rows
         var columns = blocking.panels * PANEL
         var groups = blocking.group_count
         counts[unsafe_offset=0] = blocking_cost(blocking, threads)
         write_task_counts(counts.unsafe_offset(1), tasks, threads)
         counts[unsafe_offset=4] = Float64(scratch * size_of[DType.float32]())
-        counts[unsafe_offset=5] = Float64(blocking.sums() * CPU_TILE.elements())
+        counts[unsafe_offset=5] = Float64(blocking.sums())
         counts[unsafe_offset=6] = Float64(
             ceildiv(blocking.products, blocking.depth)
         )

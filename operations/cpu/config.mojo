@@ -65,6 +65,30 @@ struct CpuTile(ImplicitlyCopyable, Movable):
 comptime CPU_TILE = CpuTile.for_registers(LANES, vector_registers())
 """The tile of the machine that this is compiled for."""
 
+comptime MOST_TILE_PANELS = 4 if LANES == PANEL else CPU_TILE.panels
+"""Filter panels of the widest register tile."""
+
+
+def tile_panels(rows: Int) -> Int:
+    """Filter panels of a register tile of so many pixels: tiles of far fewer
+    pixels than `CPU_TILE` leave registers for more of them.
+
+    Args:
+        rows: Output pixels, from 1 to `CPU_TILE.rows`.
+    """
+    var vectors = MOST_TILE_PANELS * PANEL // LANES
+    if (rows + 1) * vectors + 2 <= vector_registers():
+        return MOST_TILE_PANELS
+    return CPU_TILE.panels
+
+
+def wide_tile_rows() -> Int:
+    """Output pixels of the largest register tile of `MOST_TILE_PANELS`."""
+    var rows = CPU_TILE.rows
+    while tile_panels(rows) < MOST_TILE_PANELS:
+        rows -= 2
+    return rows
+
 
 def reads_in_place(input: DType, fused_input: Bool) -> Bool:
     """Whether register tiles can read the activation where it lies: in memory,

@@ -304,6 +304,24 @@ def test_image_rows_around_the_register_tile(checker: Checker, size: int) -> Non
     assert "implicit_gemm" in check_everything(checker, f"row{size}", problem)
 
 
+@pytest.mark.parametrize("pixels", [1, 2, 5, 6, 7, 13, 50])
+@pytest.mark.parametrize("filters", [35, 64, 80, 100])
+def test_pointwise_around_the_register_tile(checker: Checker, pixels: int, filters: int) -> None:
+    """Whole and partial tiles of pixels, and panels that are full, partial and too few."""
+    problem = ConvProblem(
+        batch=1,
+        input_size=(pixels,),
+        channels=19,
+        filters=filters,
+        filter_size=(1,),
+        stride=(1,),
+        dilation=(1,),
+        pad_before=(0,),
+        pad_after=(0,),
+    )
+    assert {"implicit_gemm", "pointwise"} <= check_everything(checker, "tiles", problem)
+
+
 @pytest.mark.extended
 def test_filter_too_large_for_caches(checker: Checker) -> None:
     """Panels are fetched ahead, in several slices, by whole and partial register tiles."""

@@ -10,7 +10,7 @@ from ...conv.operands import OperandTypes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ...conv.search import Candidates, cheapest
-from ..config import CPU_TILE, reads_in_place
+from ..config import CPU_TILE, reads_in_place, wide_tile_rows
 from .scheduler import (
     ACCESS_GATHER,
     ACCESS_MATRIX,
@@ -62,17 +62,31 @@ comptime THREAD_CUTS = 4
 """Parts that filters are cut into at most, for each thread."""
 
 
-def rows_compete(problem: ConvProblem) -> Bool:
+def rows_compete(problem: ConvProblem, rows: Int) -> Bool:
     """Whether the rows of a register tile, read where they lie, compete for
     sets of L1: each line would be evicted before all of it is read. Gathered
     rows do not (`row_stride`).
 
     Args:
         problem: The convolution.
+        rows: Pixels of the tile.
     """
     var bytes = problem.stride[2] * problem.channels * size_of[DType.float32]()
     var sets_apart = L1_WAY_BYTES // gcd(bytes, L1_WAY_BYTES)
-    return ceildiv(CPU_TILE.rows, sets_apart) > L1_WAYS
+    return ceildiv(rows, sets_apart) > L1_WAYS
+
+
+def most_tile_rows(problem: ConvProblem) -> Int:
+    """Pixels of a register tile where the activation is the matrix: few if there
+    are filters for a wide tile, which writes longer pieces of each pixel's
+    outputs, and reads less often what it multiplies.
+
+    Args:
+        problem: The convolution.
+    """
+    if problem.panels() > CPU_TILE.panels:
+        return wide_tile_rows()
+    return CPU_TILE.rows
 
 
 def _lines_share(problem: ConvProblem) -> Float64:
@@ -129,10 +143,12 @@ def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
     Returns:
         An `ACCESS_*` code.
     """
-    if problem.groups == 1 and rows_compete(problem):
-        return ACCESS_GATHER
     if in_place and problem.groups == 1 and problem.is_pointwise():
+        if rows_compete(problem, most_tile_rows(problem)):
+            return ACCESS_GATHER
         return ACCESS_MATRIX
+    if problem.groups == 1 and rows_compete(problem, CPU_TILE.rows):
+        return ACCESS_GATHER
     var width = problem.output[2]
     var tiling = Tiling(1, width)
     # Gathered rows of several groups would be gathered group by group.
@@ -204,7 +220,10 @@ struct Blockings(Candidates):
         var in_place = reads_in_place(types.input, types.fused_input)
         var access = choose_access(problem, in_place)
         var panel = problem.panel_layout(types.input)
-        var tiling = Tiling(1, problem.gemm_m())
+        var rows = CPU_TILE.rows
+        if access == ACCESS_MATRIX:
+            rows = most_tile_rows(problem)
+        var tiling = Tiling(1, problem.gemm_m(), most_rows=rows)
         if access == ACCESS_STRIPS:
             var width = problem.output[2]
             tiling = Tiling(problem.gemm_m() // width, width)
@@ -266,7 +285,7 @@ def cache_refusal(blocking: Blocking) -> Optional[String]:
     var refusal = _slice_refusal(blocking)
     if refusal:
         return refusal
-    var sums = blocking.sums() * CPU_TILE.elements()
+    var sums = blocking.sums()
     if sums <= CPU_TILE.max_accumulators:
         return None
     return String(

@@ -20,7 +20,7 @@ from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
-from ..config import CPU_TILE, reads_in_place
+from ..config import reads_in_place
 from ..accumulators import OutputTile
 from ..epilogue import TileStore
 from ..output import PlainOutput
@@ -45,7 +45,7 @@ from .scheduler import (
     Task,
     TileCursor,
 )
-from .strips import StripMemory, strip_operand
+from .strips import LineInPlace, StripMemory, strip_operand
 from .tile_io import Columns, gather_rows, may_miss_image, meets_image
 
 
@@ -78,15 +78,43 @@ struct GemmScratch(ImplicitlyCopyable, Movable):
 
 
 @fieldwise_init
-struct TilePlace(ImplicitlyCopyable, Movable):
-    """Which of its task's register tiles one is."""
+struct GroupFilters(ImplicitlyCopyable, Movable):
+    """The filters of one of a task's groups."""
 
-    var group: Int
-    """From 0 to `task.groups - 1`."""
-    var panel: Int
-    """Its first, from 0 to `task.panels - 1`."""
     var index: Int
-    """Of its pixels, from 0 to `task.tiles - 1`."""
+    """Which of the task's groups, from 0 to `task.groups - 1`."""
+    var first_panel: Int
+    """The task's first, of the packed filter's panels."""
+    var first_filter: Int
+    """The task's first, of the convolution's filters."""
+    var count: Int
+    """From the first to the group's last."""
+
+    def __init__(out self, problem: ConvProblem, task: Task, index: Int):
+        """The filters of a group.
+
+        Args:
+            problem: The convolution.
+            task: The task.
+            index: Which of its groups.
+        """
+        var group = task.group + index
+        var skipped = task.panel * PANEL
+        var filters = problem.group_filters()
+        self.index = index
+        self.first_panel = group * problem.panels() + task.panel
+        self.first_filter = group * filters + skipped
+        self.count = filters - skipped
+
+
+@fieldwise_init
+struct TileActivations(ImplicitlyCopyable, Movable):
+    """Where a register tile finds its activations."""
+
+    var operand: Int
+    """Of the task's operands."""
+    var offset: Int
+    """Elements by which they lie further on."""
 
 
 def run_task(params: GemmParams, task: Task, scratch: GemmScratch):
@@ -105,6 +133,7 @@ def run_task(params: GemmParams, task: Task, scratch: GemmScratch):
     for i in range(task.tiles):
         tiles[i] = cursor.next()
     var operands = Array[TileOperand, MAX_BLOCK_TILES](uninitialized=True)
+    var places = Array[TileActivations, MAX_BLOCK_TILES](uninitialized=True)
     for begin in range(0, products, blocking.depth):
         var columns = Columns(
             problem,
@@ -112,15 +141,32 @@ def run_task(params: GemmParams, task: Task, scratch: GemmScratch):
             begin,
             min(begin + blocking.depth, products),
         )
+        var line = LineInPlace.none()
         for i in range(task.tiles):
-            _load_tile(operands[i], params, task, scratch, columns, tiles[i], i)
+            if line.holds(tiles[i]):
+                places[i] = TileActivations(line.index, line.offset(tiles[i]))
+                continue
+            places[i] = TileActivations(i, 0)
+            _load_tile(
+                operands[i], line, params, task, scratch, columns, tiles[i], i
+            )
         for group in range(task.groups):
-            _run_group(params, task, scratch, columns, tiles, operands, group)
+            _run_group(
+                params,
+                task,
+                scratch,
+                columns,
+                tiles,
+                operands,
+                places,
+                GroupFilters(problem, task, group),
+            )
 
 
 @always_inline
 def _load_tile(
     mut result: TileOperand,
+    mut line: LineInPlace,
     params: GemmParams,
     task: Task,
     scratch: GemmScratch,
@@ -139,7 +185,7 @@ def _load_tile(
         var memory = StripMemory(
             to, blocking.tile_elements, blocking.tiling.per_line, index
         )
-        strip_operand(result, x, problem, columns, task, tile, memory)
+        strip_operand(result, line, x, problem, columns, task, tile, memory)
         return
     comptime if reads_in_place(Source.dtype, Source.fused):
         # A tile of an odd number of rows reads one row too many.
@@ -147,6 +193,8 @@ def _load_tile(
             tile.rows
         ):
             var matrix = x.data().unsafe_bitcast[Float32]()
+            var pixels = problem.gemm_m()
+            line = LineInPlace(index, tile.row, pixels, problem.channels)
             result.clear(problem.channels)
             result.append(
                 Run(
@@ -244,10 +292,10 @@ struct Sums(ImplicitlyCopyable, Movable):
         self.stride = blocking.stored_panels() * PANEL
         # All that is kept until the last slice has a place of its own.
         if blocking.is_sliced():
-            self.stride = blocking.units() * CPU_TILE.columns()
+            self.stride = blocking.columns()
             var slot = group * blocking.tiles + tile
             self.memory = self.memory.unsafe_offset(
-                slot * CPU_TILE.rows * self.stride + panel * PANEL
+                slot * blocking.tiling.rows * self.stride + panel * PANEL
             )
 
 
@@ -259,42 +307,44 @@ def _run_group(
     columns: Columns,
     tiles: Array[RowTile, MAX_BLOCK_TILES],
     operands: Array[TileOperand, MAX_BLOCK_TILES],
-    group: Int,
+    places: Array[TileActivations, MAX_BLOCK_TILES],
+    group: GroupFilters,
 ):
-    """Multiplies a task's tiles by its panels of one group, the `group`th, and
-    stores what is complete."""
+    """Multiplies a task's tiles by its panels of one group, and stores what is
+    complete."""
     ref problem = params.problem
     var is_last = columns.end == params.blocking.products
+    var width = params.blocking.tile_panels()
     var panels = params.blocking.stored_panels()
     var stored = params.blocking.stored_tiles()
-    var outputs = _plain_outputs(params, task, group) if is_last else None
+    var outputs = _plain_outputs(params, group) if is_last else None
     for panel in range(0, task.panels, panels):
         var end = min(panel + panels, task.panels)
-        var plain = Bool(outputs) and _are_full(problem, task, end)
+        var plain = Bool(outputs) and end * PANEL <= group.count
         for first in range(0, task.tiles, stored):
-            var sums = Sums(params, scratch, group, panel, first)
+            var sums = Sums(params, scratch, group.index, panel, first)
             var rows = 0
             for i in range(first, min(first + stored, task.tiles)):
-                if is_last:
-                    _prefetch_output(
-                        params, task, columns, tiles, group, panel, end, i
-                    )
                 var to = sums.memory.unsafe_offset(rows * sums.stride)
-                for at in range(panel, end, CPU_TILE.panels):
+                for at in range(panel, end, width):
+                    var last = min(at + width, end)
+                    if is_last:
+                        _prefetch_output(
+                            params, task, columns, tiles, group, at, last, i
+                        )
                     var own = StoredRows.none()
                     if plain:
                         own = StoredRows(
                             outputs.value().at(tiles[i].row, at * PANEL),
                             tiles[i].rows,
                         )
+                    ref operand = operands[places[i].operand]
                     multiply(
                         tiles[i].rows,
-                        min(CPU_TILE.panels, end - at),
-                        operands[i],
-                        group * operands[i].group_stride,
-                        _filter_operand(
-                            params, task, columns, TilePlace(group, at, i)
-                        ),
+                        last - at,
+                        operand,
+                        places[i].offset + group.index * operand.group_stride,
+                        _filter_operand(params, task, columns, group, at, i),
                         to.unsafe_offset((at - panel) * PANEL),
                         sums.stride,
                         columns.begin > 0,
@@ -305,7 +355,7 @@ def _run_group(
                 var tile = RowTile(tiles[first].row, rows)
                 params.output.store(
                     problem,
-                    _output_tile(problem, task, tile, group, panel, end),
+                    _output_tile(tile, group, panel, end),
                     sums.memory,
                     sums.stride,
                 )
@@ -313,22 +363,13 @@ def _run_group(
 
 @always_inline
 def _plain_outputs(
-    params: GemmParams, task: Task, group: Int
+    params: GemmParams, group: GroupFilters
 ) -> Optional[PlainOutput[DType.float32]]:
     """The outputs of a task's group, from the image's first pixel on, if register
     tiles may store them."""
     if not params.plain:
         return None
-    ref problem = params.problem
-    return params.plain.value().at(
-        0, (task.group + group) * problem.gemm_n() + task.panel * PANEL
-    )
-
-
-@always_inline
-def _are_full(problem: ConvProblem, task: Task, end: Int) -> Bool:
-    """Whether all of a task's panels in front of one are full."""
-    return (task.panel + end) * PANEL <= problem.gemm_n()
+    return params.plain.value().at(0, group.first_filter)
 
 
 @always_inline
@@ -337,13 +378,12 @@ def _prefetch_output(
     task: Task,
     columns: Columns,
     tiles: Array[RowTile, MAX_BLOCK_TILES],
-    group: Int,
+    group: GroupFilters,
     panel: Int,
     end: Int,
     index: Int,
 ):
     """Asks for the outputs of the tile at `index`, before its last slice."""
-    ref problem = params.problem
     # A short multiply does not wait for memory: a tile earlier then.
     var next = index
     if columns.end - columns.begin < LONG_DEPTH:
@@ -351,65 +391,61 @@ def _prefetch_output(
         if next == task.tiles:
             return
     params.output.prefetch(
-        problem, _output_tile(problem, task, tiles[next], group, panel, end)
+        params.problem, _output_tile(tiles[next], group, panel, end)
     )
 
 
 @always_inline
 def _output_tile(
-    problem: ConvProblem,
-    task: Task,
-    tile: RowTile,
-    group: Int,
-    panel: Int,
-    end: Int,
+    tile: RowTile, group: GroupFilters, panel: Int, end: Int
 ) -> OutputTile:
-    """The outputs of some pixels, for panels `[panel, end)` of a task."""
-    var filter = (task.panel + panel) * PANEL
+    """The outputs of some pixels, for panels `[panel, end)` of a task's group.
+    """
     return OutputTile(
         tile.row,
         tile.rows,
-        (task.group + group) * problem.gemm_n() + filter,
-        min((end - panel) * PANEL, problem.gemm_n() - filter),
+        group.first_filter + panel * PANEL,
+        min(end * PANEL, group.count) - panel * PANEL,
     )
 
 
 @always_inline
 def _filter_operand(
-    params: GemmParams, task: Task, columns: Columns, place: TilePlace
+    params: GemmParams,
+    task: Task,
+    columns: Columns,
+    group: GroupFilters,
+    at: Int,
+    index: Int,
 ) -> FilterOperand[type_of(params).Source.dtype]:
-    """The panels of the register tile at a place; and to fetch meanwhile, if
-    the filter streams from memory and a tile's panels are too large for L1, its
-    share of those that are multiplied after them."""
+    """The panels of a task's group from `at` on, for the tile at `index`; and to
+    fetch meanwhile, if the filter streams from memory and a tile's panels are
+    too large for L1, its share of those that are multiplied after them."""
     comptime filter_type = type_of(params).Source.dtype
     comptime line = CACHE_LINE // size_of[filter_type]()
-    ref problem = params.problem
     var filter = params.filter
     var products = params.blocking.products
-    var group = (task.group + place.group) * problem.panels()
-    var panel = task.panel + place.panel
+    var panel = group.first_panel + at
     var operand = FilterOperand[filter_type](
-        panels=filter.unsafe_offset((group + panel) * products * PANEL),
+        panels=filter.unsafe_offset(panel * products * PANEL),
         panel_stride=products * PANEL,
         ahead=filter,
         interval=0,
     )
-    var depth = columns.end - columns.begin
-    if (
-        not params.blocking.streams
-        or depth * CPU_TILE.columns() <= L1_FILTER_ELEMENTS
-    ):
+    if not params.blocking.streams:
         return operand
-    panel += CPU_TILE.panels
+    var depth = columns.end - columns.begin
+    var width = params.blocking.tile_panels()
+    if depth * width * PANEL <= L1_FILTER_ELEMENTS:
+        return operand
+    panel += width
     var step = columns.begin
-    if place.panel + CPU_TILE.panels >= task.panels:
-        panel = task.panel
+    if at + width >= task.panels:
+        panel = group.first_panel
         step = columns.end
         if step == products:
             return operand
-    var first = step + place.index * depth // task.tiles
-    operand.ahead = filter.unsafe_offset(
-        ((group + panel) * products + first) * PANEL
-    )
+    var first = step + index * depth // task.tiles
+    operand.ahead = filter.unsafe_offset((panel * products + first) * PANEL)
     operand.interval = task.tiles * line // PANEL
     return operand

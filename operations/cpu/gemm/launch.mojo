@@ -4,14 +4,13 @@ launched."""
 from std.collections import Optional
 
 from ...conv.access import ActivationSource
-from ...conv.fields import KERNEL_IMPLICIT_GEMM, KERNEL_POINTWISE
+from ...conv.fields import KERNEL_IMPLICIT_GEMM, KERNEL_POINTWISE, PANEL
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ...conv.kernel import kernel_name
 from ..config import (
-    CPU_TILE,
     fused_input_refusal,
     integer_refusal,
     reads_in_place,
@@ -62,12 +61,11 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         """
         self.threads = device.units
         self.blocking = blocking
-        var sums = self.blocking.sums() * CPU_TILE.elements()
         self.schedule = Schedule(
             problem,
             self.blocking.tasks(),
             device.units,
-            self.blocking.activations() + sums,
+            self.blocking.activations() + self.blocking.sums(),
         )
 
     def write_to(self, mut writer: Some[Writer]):
@@ -82,8 +80,9 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
                 " they lie; "
             )
         writer.write(
-            t"register tile {CPU_TILE.rows} pixels x {CPU_TILE.columns()}"
-            t" filters; {self.blocking}; {self.threads} threads"
+            t"register tile {self.blocking.tiling.rows} pixels x"
+            t" {self.blocking.tile_panels() * PANEL} filters;"
+            t" {self.blocking}; {self.threads} threads"
         )
 
 

@@ -14,7 +14,7 @@ from ...conv.epilogue import clamped
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.panels import chunk_products, interleaved_products
-from ..config import CPU_TILE, LANES
+from ..config import CPU_TILE, LANES, MOST_TILE_PANELS, tile_panels
 from ..near_rows import NEAR_ROWS, near_address
 from ..output import PlainOutput
 from ..panel import load_filters, load_pairs, widened
@@ -384,6 +384,14 @@ def tile_rows(rows: Int) -> Int:
     return 1 if rows == 1 else (rows + 1) // 2 * 2
 
 
+def _is_largest(rows: Int, panels: Int) -> Bool:
+    """Whether no register tile of as many panels has more rows, and none of as
+    many rows more panels: such tiles fetch what lies ahead."""
+    return tile_panels(rows) == panels and (
+        rows == CPU_TILE.rows or tile_panels(rows + 2) < panels
+    )
+
+
 def multiply[
     filter_type: DType
 ](
@@ -404,7 +412,7 @@ def multiply[
 
     Args:
         rows: Output pixels, from 1 to `CPU_TILE.rows`.
-        panels: Filter panels, from 1 to `CPU_TILE.panels`.
+        panels: Filter panels, from 1 to `tile_panels(rows)`.
         operand: The activations, of which `tile_rows(rows)` rows may be read.
         channel: Elements by which they lie further on.
         filter: The filter panels.
@@ -414,13 +422,25 @@ def multiply[
         stored: The outputs that are stored instead of the tile.
     """
     var wanted = tile_rows(rows)
-    comptime for p in range(1, CPU_TILE.panels + 1):
+    comptime for p in range(1, MOST_TILE_PANELS + 1):
         if panels == p:
             comptime for half in range(CPU_TILE.rows // 2 + 1):
                 comptime tile = max(1, 2 * half)
-                comptime if tile == CPU_TILE.rows and p == CPU_TILE.panels:
-                    if wanted == tile and filter.interval > 0:
-                        multiply_tile[filter_type, tile, p, True](
+                comptime if tile_panels(tile) >= p:
+                    comptime if _is_largest(tile, p):
+                        if wanted == tile and filter.interval > 0:
+                            multiply_tile[filter_type, tile, p, True](
+                                operand,
+                                channel,
+                                filter,
+                                accumulators,
+                                accumulators_stride,
+                                accumulate,
+                                stored,
+                            )
+                            return
+                    if wanted == tile:
+                        multiply_tile[filter_type, tile, p, False](
                             operand,
                             channel,
                             filter,
@@ -430,17 +450,6 @@ def multiply[
                             stored,
                         )
                         return
-                if wanted == tile:
-                    multiply_tile[filter_type, tile, p, False](
-                        operand,
-                        channel,
-                        filter,
-                        accumulators,
-                        accumulators_stride,
-                        accumulate,
-                        stored,
-                    )
-                    return
 
 
 struct Fma(MultiplyUnit):

@@ -5,7 +5,7 @@ from std.sys.info import size_of
 
 from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.problem import ConvProblem
-from ..config import CPU_TILE
+from ..config import CPU_TILE, tile_panels
 from .mma import tile_rows
 
 comptime MAX_BLOCK_TILES = 8
@@ -171,8 +171,12 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         """Elements between two gathered rows."""
         return gathered_stride(self.depth, size_of[DType.float32]())
 
+    def tile_panels(self) -> Int:
+        """Filter panels of a register tile."""
+        return tile_panels(self.tiling.rows)
+
     def units(self) -> Int:
-        """Register tiles side by side over a group's panels of a task."""
+        """Pieces of `CPU_TILE.panels` of a group's panels of a task."""
         return ceildiv(self.panels, CPU_TILE.panels)
 
     def is_sliced(self) -> Bool:
@@ -183,26 +187,34 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         """Panels that a tile is multiplied by, and stored for, one after the
         other: as many as stay in L1, so that its output is written in long
         pieces."""
-        comptime most = max(1, STORED_SUMS // CPU_TILE.elements())
-        var cached = L1_FILTER_ELEMENTS // (self.depth * CPU_TILE.columns())
-        var units = max(1, min(cached, most))
-        return min(units, self.units()) * CPU_TILE.panels
+        var panels = self.tile_panels()
+        var columns = panels * PANEL
+        var cached = L1_FILTER_ELEMENTS // (self.depth * columns)
+        var most = STORED_SUMS // (self.tiling.rows * columns)
+        var tiles = max(1, min(cached, most))
+        return min(tiles, ceildiv(self.panels, panels)) * panels
 
     def stored_tiles(self) -> Int:
         """Tiles that are stored together: their pixels lie side by side. A
         store that goes with a long multiply costs less than many at once."""
         if self.is_sliced() or self.depth >= LONG_DEPTH:
             return 1
-        var sums = CPU_TILE.rows * self.stored_panels() * PANEL
+        var sums = self.tiling.rows * self.stored_panels() * PANEL
         return min(self.tiles, max(1, STORED_SUMS // sums))
 
     def sums(self) -> Int:
-        """Register tiles whose sums a task keeps: all, or those that are stored
-        together where none outlives its tile."""
+        """Sums that a task keeps: of all its register tiles, or of those that
+        are stored together where none outlives its tile."""
+        var tiles = self.stored_tiles()
+        var columns = self.stored_panels() * PANEL
         if self.is_sliced():
-            return self.tiles * self.group_count * self.units()
-        var units = self.stored_panels() // CPU_TILE.panels
-        return self.stored_tiles() * units
+            tiles = self.tiles * self.group_count
+            columns = self.columns()
+        return tiles * self.tiling.rows * columns
+
+    def columns(self) -> Int:
+        """Filters of a group that a task has room for."""
+        return self.units() * CPU_TILE.columns()
 
     def activations(self) -> Int:
         """Float32 values of scratch that a task's activations take: those of

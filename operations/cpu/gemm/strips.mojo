@@ -322,11 +322,51 @@ struct _CopiedStrips(ImplicitlyCopyable, Movable):
         )
 
 
+@fieldwise_init
+struct LineInPlace(ImplicitlyCopyable, Movable):
+    """A tile that is read in place, and the pixels behind it that are: on its
+    line of the output image, if it reads strips. They read the same runs further
+    on."""
+
+    var index: Int
+    """Which of the task's tiles."""
+    var row: Int
+    """Its first row of the implicit GEMM."""
+    var end: Int
+    """The row behind the last such pixel."""
+    var step: Int
+    """Elements between the activations of two pixels."""
+
+    @staticmethod
+    def none() -> Self:
+        """No tile."""
+        return Self(0, 0, 0, 0)
+
+    @always_inline
+    def holds(self, tile: RowTile) -> Bool:
+        """Whether a later tile of the task reads the same runs further on.
+
+        Args:
+            tile: Its rows of the implicit GEMM.
+        """
+        return tile.row + tile_rows(tile.rows) <= self.end
+
+    @always_inline
+    def offset(self, tile: RowTile) -> Int:
+        """How many elements further on it does.
+
+        Args:
+            tile: Its rows of the implicit GEMM.
+        """
+        return (tile.row - self.row) * self.step
+
+
 @always_inline
 def strip_operand[
     Source: ActivationSource
 ](
     mut result: TileOperand,
+    mut line: LineInPlace,
     x: Source,
     problem: ConvProblem,
     columns: Columns,
@@ -342,6 +382,7 @@ def strip_operand[
 
     Args:
         result: Where to write them.
+        line: Set if the tile is read in place.
         x: The activation.
         problem: The convolution.
         columns: Which columns of the implicit im2col matrix.
@@ -365,6 +406,17 @@ def strip_operand[
         and origin.at[2] + count <= problem.input[2]
     )
     var pitch = problem.channels if in_place else channels
+    if in_place:
+        var inside = problem.input[2] - origin.at[2] - problem.span(2)
+        var pixels = min(
+            inside // problem.stride[2] + 1, problem.output[2] - place.at[2]
+        )
+        line = LineInPlace(
+            memory.index,
+            tile.row,
+            tile.row + pixels,
+            problem.stride[2] * problem.channels,
+        )
     result.clear(
         problem.stride[2] * pitch, channels if in_place else count * channels
     )

@@ -37,7 +37,7 @@ def _tile(model: Model, workload: Workload) -> None:
     candidates(model, "tile_rows", possible, "pixels of a register tile")
     candidates(model, "tiles", range(1, facts["max_tiles"] + 1), "register tiles of a task")
     candidates(model, "group_count", parts(facts["groups"]), "groups of a task")
-    candidates(model, "unit_count", parts(facts["units"]), "register tiles over a task's filters")
+    candidates(model, "unit_count", parts(facts["units"]), "pieces of a task's filters")
     candidates(model, "depth", facts.row("depths"), "products of a slice")
     # Of a size that an access does not cut lines into there are 0 tiles.
     by_access = [
@@ -61,8 +61,8 @@ def _tile(model: Model, workload: Workload) -> None:
 
 
 def _tensorize(model: Model, workload: Workload) -> None:
-    """A register tile multiplies whole panels; its columns are the machine's."""
-    table(model, "tile_sums", "tile_rows", lambda rows: rows * workload.facts["panel"])
+    """A register tile multiplies whole panels, and tasks are cut in units of the fewest."""
+    table(model, "unit_sums", "tile_rows", lambda rows: rows * workload.facts["unit_columns"])
 
 
 def _cache(model: Model, workload: Workload) -> None:
@@ -91,7 +91,7 @@ def _cache(model: Model, workload: Workload) -> None:
         counted = stage_fuse(model, f"{name}.counted", several, (0, held))
         model.require(Kind.LE, counted, facts["max_block_elements"], why="a slice in L2")
     sliced = table(model, "is_sliced", "depth", lambda depth: int(depth < facts["products"]))
-    product(model, "kept_sums", "tiles", "group_count", "unit_count", facts["tile_elements"])
+    product(model, "kept_sums", "tiles", "group_count", "unit_count", "unit_sums")
     sums = stage_fuse(model, "sums", sliced, (facts["stored_sums"], "kept_sums"))
     memory_limit(
         model,
@@ -103,7 +103,7 @@ def _cache(model: Model, workload: Workload) -> None:
             ),
             {"partial sums": sums},
         ),
-        max(facts["max_sums"], facts["stored_sums"]),
+        facts["max_sums"],
     )
 
 
