@@ -277,8 +277,8 @@ struct ConvProblem(
         )
 
     def panel_layout(self, dtype: DType) -> PanelLayout:
-        """The order of the elements of a panel. Groups that share one are not
-        multiplied by dot products.
+        """The order of the elements of a panel. Where groups share one nothing is
+        filled up, and no 8 bits lie side by side.
 
         Args:
             dtype: Of the filter.
@@ -286,7 +286,9 @@ struct ConvProblem(
         var rows = self.filter[0] * self.filter[1]
         var products = self.filter[2] * self.group_channels()
         if self.panel_groups() > 1:
-            return PanelLayout.plain(rows, products)
+            # Their channels are an even number.
+            var pairs = 2 if dtype.is_half_float() else 1
+            return PanelLayout(rows, products, products, pairs)
         return PanelLayout.of(rows, products, dtype)
 
     def packed_length(self, dtype: DType) -> Int:

@@ -4,7 +4,6 @@ from std.memory import bitcast
 
 from ..conv.fields import PANEL
 from ..conv.memory import Reads
-from ..conv.panels import interleaved_products
 
 
 @always_inline
@@ -18,11 +17,11 @@ def load_filters[
         width: How many filters.
 
     Args:
-        panel: The panel, which groups do not share.
+        panel: The panel, of a type of 8 bits one that groups share.
         step: The product: see `PanelLayout.offset`.
         lane: The first filter.
     """
-    comptime if interleaved_products(dtype) == 1:
+    comptime if not dtype.is_half_float():
         return panel.unsafe_load[width=width](step * PANEL + lane).cast[
             DType.float32
         ]()
@@ -43,7 +42,7 @@ def load_pairs[
         width: How many filters.
 
     Args:
-        panel: The panel, which groups do not share.
+        panel: The panel.
         pair: Half of the first product's step.
         lane: The first filter.
     """

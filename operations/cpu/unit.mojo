@@ -100,3 +100,15 @@ def opaque[
         constraints=register,
         has_side_effect=False,
     ](value)
+
+
+@always_inline
+def opaque_address(address: Int) -> Int:
+    """The address of what has been written, of which the compiler no longer
+    knows what it is: it is read from memory, an element after the other, instead
+    of being taken out of registers.
+
+    Args:
+        address: The address.
+    """
+    return inlined_assembly["", Int, constraints="=r,0,~{memory}"](address)

@@ -18,8 +18,9 @@ side by side for each lane::
 Behind each panel of int8 follow the sums of its filters, ``PANEL`` little-endian int32.
 
 Narrow groups, of 2, 4 or 8 channels and as many filters, share panels as if their filters were one
-group's, and are not paired (``panel_groups``). A depthwise filter (one channel in, one out, in each
-group) is ``packed[t][r][s][channel]`` instead, without padding.
+group's (``panel_groups``): nothing is filled up then, and int8 has ``i = 1`` and no sums. A
+depthwise filter (one channel in, one out, in each group) is ``packed[t][r][s][channel]`` instead,
+without padding.
 
 numpy has neither bfloat16 nor floats of 8 bits, so their data is carried as the ``uint16`` or the
 ``uint8`` of its bits. Importing this module does not import MAX.
@@ -300,7 +301,9 @@ def panel_layout(
     rows, products = math.prod(filter_size[:-1]), filter_size[-1] * group_channels
     shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
     interleaved = _INTERLEAVED.get(dtype, 1)
-    if interleaved == 1 or shared > 1:
+    if shared > 1:
+        return PanelLayout(rows, products, products, 1 if dtype == INT8 else interleaved)
+    if interleaved == 1:
         return PanelLayout(rows, products, products, 1)
     unit = ROW_BYTES * interleaved // 4
     return PanelLayout(rows, products, -(-products // unit) * unit, interleaved)

@@ -2,32 +2,26 @@
 are pixels.
 
 Groups narrower than a panel share one: `16 / width` groups of `width` channels
-and filters each. A step multiplies, in every lane, the lane's filter by one
-channel of the lane's group, which a shuffle of the loaded channels puts there.
-Wider groups run on the implicit GEMM.
+and filters each (grouped_tile.mojo). Wider groups run on the implicit GEMM.
 """
 
 from std.collections import Optional
-from std.utils import IndexList
 
 from ...conv.fields import KERNEL_GROUPED, PANEL
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ..config import LANES, fused_input_refusal
+from ..config import fused_input_refusal
 from ..epilogue import TileStore
+from ..features import AVX512_BF16, has_feature
 from ..named import checked_cut, raise_refusal
+from ..output import PlainOutput
 from ..pool import Pool
 from .cut import RowCut
-from .image_row import (
-    COLUMNS,
-    MAX_SPAN_FILTERS,
-    ColumnTile,
-    ImageRow,
-    InputRow,
-    Span,
-)
+from .depthwise_dot import names_dot_tile
+from .grouped_tile import compute_span_of_groups
+from .image_row import MAX_SPAN_FILTERS, ImageRow, Span
 from .launch import (
     RowKernel,
     RowPlan,
@@ -36,117 +30,7 @@ from .launch import (
     exactness_refusal,
     choose_rows,
 )
-
-comptime PART = max(LANES, 8)
-"""Filters of a panel that are multiplied at once: a register's lanes, and at
-least the widest group."""
-
-
-def lane_channels[width: Int](channel: Int) -> IndexList[PART]:
-    """The channel, among `PART` loaded ones, that each lane multiplies.
-
-    Parameters:
-        width: Channels and filters of a group.
-
-    Args:
-        channel: The channel within every group.
-
-    Returns:
-        `lane // width * width + channel` for each lane.
-    """
-    var mask = IndexList[PART](fill=0)
-    for lane in range(PART):
-        mask[lane] = lane // width * width + channel
-    return mask
-
-
-comptime Sums = Array[SIMD[DType.float32, PART], COLUMNS]
-
-
-@always_inline
-def _shuffled_row[
-    x_type: DType, filter_type: DType, width: Int, checked: Bool
-](
-    row: InputRow[x_type],
-    filter: Reads[filter_type],
-    problem: ConvProblem,
-    channel: Int,
-    mut acc: Sums,
-):
-    """Adds one filter row of groups that share a panel."""
-    comptime Vector = SIMD[DType.float32, PART]
-    for s in range(problem.filter[2]):
-        var values = Array[Vector, COLUMNS](fill=Vector(0))
-        comptime for i in range(COLUMNS):
-            values[i] = row.load[PART, checked](
-                s * problem.dilation[2] + i * problem.stride[2], channel
-            )
-        comptime for j in range(width):
-            comptime lanes = lane_channels[width](j)
-            var weights = filter.unsafe_load[width=PART](
-                (s * width + j) * PANEL
-            ).cast[DType.float32]()
-            comptime for i in range(COLUMNS):
-                acc[i] = values[i].shuffle[mask=lanes]().fma(weights, acc[i])
-
-
-@always_inline
-def _tile[
-    x_type: DType, filter_type: DType, width: Int, checked: Bool
-](
-    row: ImageRow[x_type],
-    filter: Reads[filter_type],
-    q: Int,
-    first: Int,
-    to: Writes[DType.float32],
-    column_stride: Int,
-):
-    """Computes `COLUMNS` neighbouring pixels by the `PART` filters from `first`
-    on, and by as many channels: groups have as many of both."""
-    ref problem = row.problem
-    var acc = Sums(fill=SIMD[DType.float32, PART](0))
-    var panel, part = divmod(first, PANEL)
-    var weights = filter.unsafe_offset(panel * problem.gemm_k() * PANEL + part)
-    for t in range(row.depth.begin, row.depth.end):
-        for r in range(row.height.begin, row.height.end):
-            var tap = (t * problem.filter[1] + r) * problem.filter[2]
-            _shuffled_row[x_type, filter_type, width, checked](
-                row.input(q, t, r),
-                weights.unsafe_offset(tap * problem.group_channels() * PANEL),
-                problem,
-                first,
-                acc,
-            )
-    comptime for i in range(COLUMNS):
-        to.unsafe_store(i * column_stride, acc[i])
-
-
-@no_inline
-def _span[
-    x_type: DType, filter_type: DType, width: Int
-](
-    row: ImageRow[x_type],
-    filter: Reads[filter_type],
-    span: Span,
-    to: Writes[DType.float32],
-):
-    """Computes a span of groups `width` filters wide."""
-    # A copy: as far as the compiler knows, a sum's store may change an argument.
-    var local = row
-    for first in range(span.begin, span.end, PART):
-        var tile = ColumnTile(span)
-        while tile.next(local, span):
-            var sums = to.unsafe_offset(
-                (tile.q - span.q) * span.filters() + first - span.begin
-            )
-            if tile.inside:
-                _tile[x_type, filter_type, width, False](
-                    local, filter, tile.q, first, sums, span.filters()
-                )
-            else:
-                _tile[x_type, filter_type, width, True](
-                    local, filter, tile.q, first, sums, span.filters()
-                )
+from .sums import DirectOutput, ScratchSums, SumTarget
 
 
 @fieldwise_init
@@ -166,12 +50,46 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
     def compute[
         dtype: DType
     ](self, row: ImageRow[dtype], span: Span, to: Writes[DType.float32]):
+        self._compute(row, span, ScratchSums(to, span))
+
+    def finish[
+        dtype: DType
+    ](
+        self,
+        row: ImageRow[dtype],
+        rows: Int,
+        span: Span,
+        output: DirectOutput[dtype],
+    ) -> Int:
+        comptime if dtype.is_integral():
+            return 0
+        else:
+            self._compute(row, span, output)
+            return 1
+
+    @always_inline
+    def _compute[
+        dtype: DType, //
+    ](self, row: ImageRow[dtype], span: Span, target: Some[SumTarget]):
+        """Computes a span by the widest instructions that the CPU has."""
+        var filter = self.filter
         comptime for doubling in range(1, 4):
             comptime width = 1 << doubling
-            if row.problem.group_filters() == width:
-                _span[dtype, Self.filter_type, width](
-                    row, self.filter, span, to
-                )
+            if row.problem.group_filters() != width:
+                continue
+            comptime if (
+                dtype == DType.bfloat16
+                and Self.filter_type == dtype
+                and names_dot_tile()
+            ):
+                if has_feature(AVX512_BF16):
+                    compute_span_of_groups[
+                        dtype, Self.filter_type, width, True
+                    ](row, filter, span, target)
+                    return
+            compute_span_of_groups[dtype, Self.filter_type, width, False](
+                row, filter, span, target
+            )
 
 
 @fieldwise_init
@@ -283,6 +201,9 @@ struct Grouped[P: Pool](RowKernel):
                 arguments.activation.data(),
                 arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
+                PlainOutput[type_of(arguments).Source.dtype].of(
+                    arguments, problem.filters
+                ),
             ),
             queue,
         )

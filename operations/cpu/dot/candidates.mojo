@@ -402,13 +402,14 @@ def _multiply_cycles[
     var chunks = Float64(blocking.chunks)
     comptime if U.step_words < CHUNK_WORDS:
         chunks = Float64(blocking.words()) / Float64(CHUNK_WORDS)
-    if cut.access == ACCESS_MATRIX:
-        var apart = L1_WAY_BYTES // gcd(
-            blocking.row_stride * element_bytes(types.input), L1_WAY_BYTES
-        )
-        var rows = min(strips.rows, strips.positions)
-        if ceildiv(rows, apart) > L1_WAYS // 2:
-            chunks *= CONFLICT_SHARE
+    # Gathered rows do not compete; those of a copied rectangle are in L2.
+    var apart = L1_WAY_BYTES // gcd(
+        blocking.row_stride * element_bytes(types.input), L1_WAY_BYTES
+    )
+    var rows = min(strips.rows, strips.positions)
+    var ways = L1_WAYS // 2 if cut.access == ACCESS_MATRIX else L1_WAYS
+    if ceildiv(rows, apart) > ways:
+        chunks *= CONFLICT_SHARE
     var panels = Float64(strips.lines) * _line_cycles[U](strips, step, chunks)
     panels += Float64(strips.stores()) * STORED_CYCLES
     # A run of whole tiles is a call, and so is what is left of a line.

@@ -68,7 +68,7 @@ def _instruction[
     """Adds the products of a word of each filter by one instruction."""
     # Registers 16 to 31, which `v` allows, have no VEX encoding.
     comptime constraints: StaticString = (
-        "=x,x,x,0" if lanes < PANEL else "=v,v,v,0"
+        "=x,x,x,0" if name.startswith("{vex}") else "=v,v,v,0"
     )
     return inlined_assembly[
         name + " $2, $1, $0",
@@ -76,6 +76,24 @@ def _instruction[
         constraints=constraints,
         has_side_effect=False,
     ](pixel, filters, sums)
+
+
+@always_inline
+def dot_bfloat16[
+    lanes: Int, //
+](
+    sums: SIMD[DType.float32, lanes],
+    pixel: SIMD[DType.uint32, lanes],
+    filters: SIMD[DType.uint32, lanes],
+) -> SIMD[DType.float32, lanes]:
+    """Adds both products of each pair of bfloat16, by AVX512-BF16.
+
+    Args:
+        sums: What to add to.
+        pixel: Pairs of activations.
+        filters: Pairs of a filter.
+    """
+    return _instruction["vdpbf16ps"](sums, pixel, filters)
 
 
 struct X86Unit[
