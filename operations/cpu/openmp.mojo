@@ -1,10 +1,9 @@
 """The threads of an OpenMP runtime that the process has loaded already, such as
 PyTorch's."""
 
-from std.atomic import Atomic
 from std.memory.alloc import unsafe_alloc
 
-from .pool import Pool, Work
+from .pool import Counter, Pool, Work
 
 comptime Data = Pointer[NoneType, MutUntrackedOrigin]
 """What a region's function is given."""
@@ -27,9 +26,9 @@ struct _Shared[W: Work](Movable):
 
     var work: Self.W
     var tasks: Int
-    var next: Atomic[Int64]
+    var next: Counter
     """The next task."""
-    var workers: Atomic[Int64]
+    var workers: Counter
     """How many threads have begun."""
 
     def __init__(out self, work: Self.W, tasks: Int):
@@ -41,16 +40,16 @@ struct _Shared[W: Work](Movable):
         """
         self.work = work
         self.tasks = tasks
-        self.next = Atomic[Int64](0)
-        self.workers = Atomic[Int64](0)
+        self.next = Counter()
+        self.workers = Counter()
 
 
 def _run_tasks[W: Work](data: Data) abi("C"):
     """Runs tasks until there are none: what each thread of a region does."""
     ref shared = data.unsafe_bitcast[_Shared[W]]()[]
-    var worker = Int(shared.workers.fetch_add(1))
+    var worker = shared.workers.take()
     while True:
-        var task = Int(shared.next.fetch_add(1))
+        var task = shared.next.take()
         if task >= shared.tasks:
             return
         shared.work.run(worker, task)

@@ -5,6 +5,8 @@ from std.atomic import Atomic
 from std.runtime import parallelism_level
 from std.sys.info import CompilationTarget
 
+from ..conv.memory import CACHE_LINE
+
 comptime CpuContext = DeviceContextBase[CompilationTarget()]
 """The device context of an op that runs on the CPU."""
 
@@ -53,6 +55,27 @@ trait Pool:
         ...
 
 
+struct Counter(Movable):
+    """Counts what threads take, one after the other. Its cache line is no other
+    variable's, since whoever takes something takes the line from all who read it,
+    and neither is the neighbour, which a CPU fetches with it."""
+
+    var _in_front: Array[UInt8, 2 * CACHE_LINE]
+    var _next: Atomic[Int64]
+    var _behind: Array[UInt8, 2 * CACHE_LINE]
+
+    def __init__(out self):
+        """Nothing is taken."""
+        self._in_front = Array[UInt8, 2 * CACHE_LINE](uninitialized=True)
+        self._next = Atomic[Int64](0)
+        self._behind = Array[UInt8, 2 * CACHE_LINE](uninitialized=True)
+
+    @always_inline
+    def take(mut self) -> Int:
+        """Takes the next number, from 0 on."""
+        return Int(self._next.fetch_add(1))
+
+
 @fieldwise_init
 struct MaxPool(ImplicitlyCopyable, Movable, Pool):
     """The threads of MAX's runtime. Where nothing was launched for 200 us, it
@@ -67,11 +90,11 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
 
     def for_each_task[W: Work](self, work: W, tasks: Int, workers: Int) raises:
         """See `Pool`."""
-        var next = Atomic[Int64](0)
+        var next = Counter()
 
         def worker_loop(worker: Int) {imm work, mut next, imm tasks}:
             while True:
-                var task = Int(next.fetch_add(1))
+                var task = next.take()
                 if task >= tasks:
                     return
                 work.run(worker, task)

@@ -36,7 +36,7 @@ from operations.conv.fields import (
     LAYOUT_PACKED,
 )
 from operations.conv.known import UNKNOWN_FILTER
-from operations.conv.memory import HostBuffer, Writes
+from operations.conv.memory import CACHE_LINE, HostBuffer, Writes
 from operations.conv.operands import Arguments, Device, Operands, OperandTypes
 from operations.conv.packing import pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
@@ -50,7 +50,7 @@ from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
 from operations.cpu.dot.vectors import Avx512Bf16
 from operations.cpu.gemm.launch import ImplicitGemm
-from operations.cpu.pool import CpuContext, MaxPool
+from operations.cpu.pool import Counter, CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
 from operations.cpu.winograd.candidates import Cuts
 from operations.cpu.winograd.launch import Winograd
@@ -376,8 +376,34 @@ def check_smallest_task() raises:
         raise Error(t"no tasks: {plan}")
 
 
+struct CounterBetween(Movable):
+    """A counter, and what threads read beside it."""
+
+    var in_front: Int
+    var counter: Counter
+    var behind: Int
+
+    def __init__(out self):
+        self.in_front = 0
+        self.counter = Counter()
+        self.behind = 0
+
+
+def check_counter() raises:
+    """Checks that a counter shares no cache line, nor a pair of them, with what
+    stands beside it."""
+    var all = CounterBetween()
+    var at = Int(Pointer(to=all.counter._next))
+    var in_front = Int(Pointer(to=all.in_front))
+    var behind = Int(Pointer(to=all.behind))
+    if min(at - in_front, behind - at) < 2 * CACHE_LINE:
+        raise Error("a counter shares a pair of cache lines with its neighbour")
+    _ = all^
+
+
 def main() raises:
     check_smallest_task()
+    check_counter()
     var pool = MaxPool(CpuContext(api="cpu"))
     while True:
         var line: String
