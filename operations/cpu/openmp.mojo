@@ -80,4 +80,5 @@ struct OpenMpPool(ImplicitlyCopyable, Movable, Pool):
             UInt32(workers),
             0,
         )
+        shared.unsafe_deinit_pointee()
         shared.unsafe_free()

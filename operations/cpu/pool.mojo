@@ -3,9 +3,9 @@
 from max.gpu.host.device_context import DeviceContextBase
 from std.atomic import Atomic
 from std.runtime import parallelism_level
-from std.sys.info import CompilationTarget
+from std.sys.info import CompilationTarget, size_of
 
-from ..conv.memory import CACHE_LINE
+from ..conv.memory import CACHE_LINE, HostBuffer
 
 comptime CpuContext = DeviceContextBase[CompilationTarget()]
 """The device context of an op that runs on the CPU."""
@@ -60,20 +60,22 @@ struct Counter(Movable):
     variable's, since whoever takes something takes the line from all who read it,
     and neither is the neighbour, which a CPU fetches with it."""
 
-    var _in_front: Array[UInt8, 2 * CACHE_LINE]
-    var _next: Atomic[Int64]
-    var _behind: Array[UInt8, 2 * CACHE_LINE]
+    comptime PAIR = 2 * CACHE_LINE // size_of[DType.int64]()
+    """Numbers of a pair of lines."""
+
+    var memory: HostBuffer[DType.int64]
+    """A pair of lines, the next number, and another pair."""
 
     def __init__(out self):
         """Nothing is taken."""
-        self._in_front = Array[UInt8, 2 * CACHE_LINE](uninitialized=True)
-        self._next = Atomic[Int64](0)
-        self._behind = Array[UInt8, 2 * CACHE_LINE](uninitialized=True)
+        self.memory = HostBuffer[DType.int64](2 * Self.PAIR + 1)
+        self.memory.elements[unsafe_offset=Self.PAIR] = 0
 
     @always_inline
-    def take(mut self) -> Int:
+    def take(self) -> Int:
         """Takes the next number, from 0 on."""
-        return Int(self._next.fetch_add(1))
+        var next = self.memory.elements.unsafe_offset(Self.PAIR)
+        return Int(Atomic.fetch_add(next, 1))
 
 
 @fieldwise_init
@@ -92,7 +94,7 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
         """See `Pool`."""
         var next = Counter()
 
-        def worker_loop(worker: Int) {imm work, mut next, imm tasks}:
+        def worker_loop(worker: Int) {imm work, imm next, imm tasks}:
             while True:
                 var task = next.take()
                 if task >= tasks:

@@ -20,6 +20,7 @@ from cases import (
     poison,
 )
 from std.math import isnan
+from std.sys.info import size_of
 from std.utils.numerics import inf, nan
 
 from operations.conv.access import MemoryActivation, MemoryOutput
@@ -376,29 +377,18 @@ def check_smallest_task() raises:
         raise Error(t"no tasks: {plan}")
 
 
-struct CounterBetween(Movable):
-    """A counter, and what threads read beside it."""
-
-    var in_front: Int
-    var counter: Counter
-    var behind: Int
-
-    def __init__(out self):
-        self.in_front = 0
-        self.counter = Counter()
-        self.behind = 0
-
-
 def check_counter() raises:
-    """Checks that a counter shares no cache line, nor a pair of them, with what
-    stands beside it."""
-    var all = CounterBetween()
-    var at = Int(Pointer(to=all.counter._next))
-    var in_front = Int(Pointer(to=all.in_front))
-    var behind = Int(Pointer(to=all.behind))
-    if min(at - in_front, behind - at) < 2 * CACHE_LINE:
-        raise Error("a counter shares a pair of cache lines with its neighbour")
-    _ = all^
+    """Checks that a counter counts, and lies two lines behind the beginning of its
+    memory, and as many in front of its end."""
+    var counter = Counter()
+    for number in range(3):
+        if counter.take() != number:
+            raise Error("a counter skips a number")
+    var pair = 2 * CACHE_LINE // size_of[DType.int64]()
+    counter.memory.elements[unsafe_offset=pair] = 7
+    if counter.take() != 7 or Counter.PAIR < pair:
+        raise Error("a counter shares a pair of cache lines")
+    _ = counter^
 
 
 def main() raises:
