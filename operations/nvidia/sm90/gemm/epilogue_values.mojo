@@ -1,5 +1,7 @@
 """Which of a consumer's accumulators a thread's values of a sub-tile are."""
 
+from std.bit import next_power_of_two
+
 from ...epilogue.activations import keep_branch
 from ...epilogue.layout import VisitLayout
 from .epilogue_config import ROW_FILTERS, SUBTILE_FILTERS
@@ -78,6 +80,19 @@ def set_values[
     comptime for i in range(size):
         comptime if column + i < held:
             sums.values[row][column + i] = values[i]
+
+
+def visited_values(layout: VisitLayout, subtile: Int, width: Int) -> Int:
+    """How many of a thread's values of a sub-tile are visited: all, or, where a
+    tile ends within the sub-tile, the power of two that holds those within.
+
+    Args:
+        layout: How the consumer's part is cut up.
+        subtile: The sub-tile, in the order of visits.
+        width: `Accumulators.width`.
+    """
+    var first = _place_of(layout, subtile)[1]
+    return min(layout.values(), next_power_of_two(width - first))
 
 
 def _place_of(layout: VisitLayout, subtile: Int) -> Tuple[Int, Int]:
