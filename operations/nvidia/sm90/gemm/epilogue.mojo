@@ -302,14 +302,13 @@ struct CollectiveEpilogue[
         """`store` with nothing to visit."""
         comptime for i in range(Self.subtiles):
             if self.own.has(UInt32(i)):
-                comptime count = visited_values(Self.layout, i, Self.Sums.width)
                 var buffer = self.buffers.next_output(self._unaligned(geometry))
                 write_fragment[Self.out_type](
                     buffer,
                     self.place,
                     0,
                     values_of[
-                        Self.layout, i, 0, count, as_bits=Self.takes_sums
+                        Self.layout, i, 0, Self.values, as_bits=Self.takes_sums
                     ](sums),
                 )
                 self._store_buffer(
@@ -380,6 +379,17 @@ struct CollectiveEpilogue[
                     comptime if Self.stores:
                         write_fragment[Self.out_type](
                             buffer, self.place, group, values
+                        )
+                comptime if Self.stores:
+                    # TMA reads whole rows, and drops what lies beyond a tile.
+                    comptime for group in range(
+                        count // MATRIX_VALUES, Self.values // MATRIX_VALUES
+                    ):
+                        write_fragment[Self.out_type, MATRIX_VALUES](
+                            buffer,
+                            self.place,
+                            UInt32(group),
+                            SIMD[DType.float32, MATRIX_VALUES](0),
                         )
                 params.visitor.reduce(state, at, subtile)
                 self.buffers.leave_residual(loads)

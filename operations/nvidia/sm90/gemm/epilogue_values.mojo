@@ -4,7 +4,7 @@ from std.bit import next_power_of_two
 
 from ...epilogue.activations import keep_branch
 from ...epilogue.layout import VisitLayout
-from .epilogue_config import ROW_FILTERS, SUBTILE_FILTERS
+from .epilogue_config import MATRIX_VALUES, ROW_FILTERS, SUBTILE_FILTERS
 from .mma import Accumulators
 
 
@@ -84,7 +84,8 @@ def set_values[
 
 def visited_values(layout: VisitLayout, subtile: Int, width: Int) -> Int:
     """How many of a thread's values of a sub-tile are visited: all, or, where a
-    tile ends within the sub-tile, the power of two that holds those within.
+    tile ends within the sub-tile, the power of two that holds those within, in
+    whole matrices.
 
     Args:
         layout: How the consumer's part is cut up.
@@ -92,7 +93,8 @@ def visited_values(layout: VisitLayout, subtile: Int, width: Int) -> Int:
         width: `Accumulators.width`.
     """
     var first = _place_of(layout, subtile)[1]
-    return min(layout.values(), next_power_of_two(width - first))
+    var held = max(width - first, MATRIX_VALUES)
+    return min(layout.values(), next_power_of_two(held))
 
 
 def _place_of(layout: VisitLayout, subtile: Int) -> Tuple[Int, Int]:
