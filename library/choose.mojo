@@ -26,6 +26,7 @@ def maxconv_choose(
     aligned: Int64,
     capability: Int64,
     units: Int64,
+    l2_bytes: Int64,
     made: Int64,
 ) abi("C") -> Int64:
     """Chooses the kernel of a call.
@@ -38,6 +39,7 @@ def maxconv_choose(
         aligned: Whether all addresses are multiples of `COPY_BYTES`.
         capability: The GPU's compute capability, times ten.
         units: Its multiprocessors.
+        l2_bytes: Of its L2 cache; 0 where it is not known.
         made: The address of where to write the `KERNEL_*` code.
     """
     try:
@@ -48,7 +50,7 @@ def maxconv_choose(
             call.geometry[GEOMETRY_KERNEL],
             call.problem,
             call.operands(aligned=aligned != 0),
-            Device(Int(capability), Int(units)),
+            Device(Int(capability), Int(units), Int(l2_bytes)),
         )
         write(made, Int64(planned.kernel))
         return 0

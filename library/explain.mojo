@@ -33,6 +33,7 @@ def maxconv_explain(
     geometry: Int64,
     capability: Int64,
     units: Int64,
+    l2_bytes: Int64,
     fused_output: Int64,
     made: Int64,
 ) abi("C") -> Int64:
@@ -47,6 +48,7 @@ def maxconv_explain(
         capability: A GPU's compute capability, times ten; 0 for this CPU.
         units: The GPU's multiprocessors; not read for a CPU, where MAX's
             runtime starts a thread for each core.
+        l2_bytes: Of the GPU's L2 cache; 0 where it is not known.
         fused_output: Whether the graph compiler fuses something behind.
         made: The address of where to write the address of a text: the kernel's
             name, a colon, the reason.
@@ -67,6 +69,7 @@ def maxconv_explain(
             device=Device(
                 Int(capability),
                 Int(units) if capability != 0 else num_physical_cores(),
+                Int(l2_bytes),
             ),
         )
         write(
@@ -79,13 +82,16 @@ def maxconv_explain(
 
 
 @export
-def maxconv_gpu(capability: Int64, units: Int64) abi("C") -> Int64:
+def maxconv_gpu(
+    capability: Int64, units: Int64, l2_bytes: Int64
+) abi("C") -> Int64:
     """Describes the first GPU.
 
     Args:
         capability: The address of where to write its compute capability, times
             ten.
         units: The address of where to write its multiprocessors.
+        l2_bytes: The address of where to write the bytes of its L2 cache.
     """
     try:
         var ctx = DeviceContext(0, api="cuda")
@@ -94,6 +100,7 @@ def maxconv_gpu(capability: Int64, units: Int64) abi("C") -> Int64:
             units,
             Int64(ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT)),
         )
+        write(l2_bytes, Int64(ctx.get_attribute(DeviceAttribute.L2_CACHE_SIZE)))
         return 0
     except error:
         return sentence(error)

@@ -107,7 +107,11 @@ struct _Spaces[*Kernels: TunedKernel]:
 
     @staticmethod
     def open(
-        kernel: Int, problem: ConvProblem, operands: Operands, units: Int
+        kernel: Int,
+        problem: ConvProblem,
+        operands: Operands,
+        units: Int,
+        l2_bytes: Int,
     ) raises -> Space:
         """Opens a space that has something in it, as far as the problem
         decides."""
@@ -116,7 +120,9 @@ struct _Spaces[*Kernels: TunedKernel]:
             comptime if Kernel.is_built:
                 if kernel == Kernel.code:
                     var space = Kernel(
-                        problem, operands, Device(_capability(kernel), units)
+                        problem,
+                        operands,
+                        Device(_capability(kernel), units, l2_bytes),
                     )
                     var refusal = space.problem_refusal()
                     if refusal:
@@ -160,6 +166,7 @@ def maxconv_open(
     types: Int64,
     residual: Int64,
     units: Int64,
+    l2_bytes: Int64,
     made: Int64,
 ) abi("C") -> Int64:
     """Opens the space of a kernel and a problem.
@@ -171,6 +178,7 @@ def maxconv_open(
             types of input and output.
         residual: Whether one is added.
         units: The GPU's multiprocessors, or the CPU's threads.
+        l2_bytes: Of the GPU's L2 cache; 0 where it is not known.
         made: The address of where to write the space's handle.
     """
     try:
@@ -188,7 +196,9 @@ def maxconv_open(
             )
         )
         operands.residual = residual != 0
-        var space = SPACES.open(Int(kernel), problem, operands, Int(units))
+        var space = SPACES.open(
+            Int(kernel), problem, operands, Int(units), Int(l2_bytes)
+        )
         var handle = unsafe_alloc[Space](1)
         handle.unsafe_write(space^)
         write(made, Int64(Int(handle)))

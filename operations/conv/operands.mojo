@@ -9,7 +9,6 @@ from .memory import Reads
 from .quantization import Quantization, filter_dtype
 
 
-@fieldwise_init
 struct Device(Equatable, ImplicitlyCopyable, Movable):
     """What a plan depends on of a device."""
 
@@ -17,6 +16,21 @@ struct Device(Equatable, ImplicitlyCopyable, Movable):
     """A GPU's compute capability times ten; 0 for a CPU."""
     var units: Int
     """A GPU's multiprocessors; a CPU's threads."""
+    var l2_bytes: Int
+    """Of a GPU's L2 cache, by which devices with as many multiprocessors are
+    told apart; 0 where it is not known."""
+
+    def __init__(out self, capability: Int, units: Int, l2_bytes: Int = 0):
+        """A device.
+
+        Args:
+            capability: A GPU's compute capability times ten; 0 for a CPU.
+            units: A GPU's multiprocessors; a CPU's threads.
+            l2_bytes: Of a GPU's L2 cache; 0 where it is not known.
+        """
+        self.capability = capability
+        self.units = units
+        self.l2_bytes = l2_bytes
 
 
 @fieldwise_init

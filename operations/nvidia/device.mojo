@@ -27,6 +27,7 @@ def device_of(ctx: DeviceContext) raises -> Device:
     return Device(
         target_capability(),
         ctx.get_attribute(DeviceAttribute.MULTIPROCESSOR_COUNT),
+        ctx.get_attribute(DeviceAttribute.L2_CACHE_SIZE),
     )
 
 

@@ -112,24 +112,25 @@ def _check_blocks(problem: ConvProblem, dtype: str, layout: str, *, on_gpu: bool
         )
 
 
-def _described(device: str, multiprocessors: int | None) -> tuple[int, int] | None:
-    """Returns a device's compute capability, times ten, and its multiprocessors.
+def _described(device: str, multiprocessors: int | None) -> tuple[int, int, int] | None:
+    """Returns a device's compute capability, times ten, its multiprocessors and bytes of L2 cache.
 
-    Both are 0 for the CPU; ``None`` stands for the first GPU of this machine.
+    All are 0 for the CPU, the last where it is not known; ``None`` stands for the first GPU of this
+    machine.
     """
     if device not in DEVICES:
         raise ValueError(f"device: {device!r} is not one of {', '.join(DEVICES)}")
     target = TARGETS.get(device)
     if target is not None:
         given = target.multiprocessors if multiprocessors is None else multiprocessors
-        return target.capability, given
+        return target.capability, given, 0
     if multiprocessors is not None:
         raise ValueError(
             f"multiprocessors: {multiprocessors} given, but device {device} has its own; only one "
             f"of {', '.join(TARGETS)} takes them"
         )
     if device == "cpu":
-        return 0, 0
+        return 0, 0, 0
     _check_gpu()
     return None
 
@@ -149,14 +150,14 @@ class Explainer(Library):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._explain = self.function("explain", 6)
-        self._gpu = self.function("gpu", 2)
+        self._explain = self.function("explain", 7)
+        self._gpu = self.function("gpu", 3)
 
     def explain(
         self,
         problem: ConvProblem,
         geometry: npt.NDArray[np.int64],
-        device: tuple[int, int],
+        device: tuple[int, int, int],
         *,
         fused_output: bool,
     ) -> tuple[str, str]:
@@ -166,8 +167,8 @@ class Explainer(Library):
             problem: The convolution; all sizes known.
             geometry: The ops' operand of that name; a filter in ``Layout.INTERLEAVED`` stands
                 between activations that are so too.
-            device: A GPU's compute capability, times ten, and its multiprocessors; zeros for this
-                machine's CPU.
+            device: A GPU's compute capability, times ten, its multiprocessors and the bytes of its
+                L2 cache, or 0; zeros for this machine's CPU.
             fused_output: Whether the graph compiler fuses something behind.
 
         Raises:
@@ -184,17 +185,18 @@ class Explainer(Library):
         kernel, _, reason = self.text(self.made(self._explain, *given)).partition(": ")
         return kernel, reason
 
-    def first_gpu(self) -> tuple[int, int]:
-        """Returns the compute capability, times ten, and the multiprocessors of the first GPU.
+    def first_gpu(self) -> tuple[int, int, int]:
+        """Returns what ``explain`` takes of the first GPU.
 
         Raises:
             ValueError: The driver opens none.
         """
-        described = np.zeros(2, np.int64)
-        address = described.ctypes.data
-        if failed := self._gpu(address, address + described.itemsize):
+        described = np.zeros(3, np.int64)
+        addresses = [described[place:].ctypes.data for place in range(len(described))]
+        if failed := self._gpu(*addresses):
             raise self.error(failed)
-        return int(described[0]), int(described[1])
+        capability, multiprocessors, l2_bytes = map(int, described)
+        return capability, multiprocessors, l2_bytes
 
 
 @functools.cache

@@ -80,6 +80,8 @@ class GpuTarget(NamedTuple):
     capability: int
     """Its compute capability, times ten."""
     multiprocessors: int
+    l2_bytes: int = 0
+    """Of its L2 cache; 0 where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,7 @@ class Chooser(Library):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._choose = self.function("choose", 8)
+        self._choose = self.function("choose", 9)
         self._kernels = self.function("kernels", 1, ctypes.c_int64)
 
     def choose(self, call: Call, target: GpuTarget, *, aligned: bool) -> Kernel:
@@ -317,7 +319,7 @@ class Chooser(Library):
         Raises:
             ValueError: The geometry or the types are not what the kernels take.
         """
-        device = (target.capability, target.multiprocessors)
+        device = (target.capability, target.multiprocessors, target.l2_bytes)
         return Kernel(self.made(self._choose, *call.pointers(), aligned, *device))
 
     def kernels(self, capability: int) -> list[Kernel]:

@@ -3,24 +3,21 @@
 from std.collections import Optional
 from std.sys.info import size_of
 
+from max.gpu.primitives.warp import shuffle_idx
+
 from ...conv.memory import Reads
+from ..limits import WARP
 from ..pipeline.chunks import CHUNK_BYTES
-from .layout import KEPT_COLUMNS, KEPT_FILTERS, Fragments, VisitLayout
+from .layout import KEPT_FILTERS, Fragments, VisitLayout
 from .callbacks import Subtile, Visited
 
 comptime ChannelState = SIMD[DType.float32, KEPT_FILTERS]
-"""What a thread keeps of its filters, where it has few: those of each sub-tile
-along the filters."""
-
-comptime ColumnState = SIMD[DType.float32, KEPT_COLUMNS]
-"""What it keeps of more filters, likewise (`VisitLayout.keeps_columns`)."""
+"""What a thread keeps of each sub-tile along the filters: of its own filters
+where it has few, otherwise of every `WARP`th one from its lane's on."""
 
 comptime PAIR = 2
-"""Filters of a sub-tile that a thread with few filters has, and values of each
-filter that it has of a fragment otherwise."""
-
-comptime GROUP_FILTERS = 4
-"""Filters that a thread has of the smallest fragment, where it has many."""
+"""Filters of a sub-tile that a thread keeps something of, and values of each
+filter that a thread with many has of a fragment."""
 
 comptime Pair = SIMD[DType.float32, PAIR]
 
@@ -80,7 +77,7 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
         """A filter's value, 0 beyond the last.
 
         Parameters:
-            many: Whether the thread loads more than `KEPT_FILTERS`.
+            many: Whether the thread has many filters.
         """
         comptime if not many:
             if filter < filters:
@@ -104,45 +101,21 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
         Args:
             at: The thread and its tile.
         """
-        comptime if Values.layout.keeps_filters():
-            return self._load_all[KEPT_FILTERS](at)
-        else:
-            return ChannelState(0)
-
-    @always_inline
-    def begin_columns[
-        Values: Fragments
-    ](self, at: Visited[Values]) -> ColumnState:
-        """As `begin`, where the thread `keeps_columns`.
-
-        Parameters:
-            Values: The generation's.
-
-        Args:
-            at: The thread and its tile.
-        """
-        comptime if Values.layout.keeps_columns():
-            return self._load_all[KEPT_COLUMNS](at)
-        else:
-            return ColumnState(0)
-
-    @always_inline
-    def _load_all[
-        Values: Fragments, //, size: Int
-    ](self, at: Visited[Values]) -> SIMD[DType.float32, size]:
-        """The values of all of the thread's filters, sub-tile by sub-tile."""
-        var state = SIMD[DType.float32, size](0)
+        var state = ChannelState(0)
         comptime layout = Values.layout
-        comptime for part in range(layout.filter_subtiles):
-            comptime for i in range(layout.thread_filters):
-                comptime offset = (
-                    part * layout.filters + Values.thread_filter(i)
-                )
-                comptime index = layout.thread_filters * part + i
-                state[index] = self._load[many=size > KEPT_FILTERS](
-                    at.tile.filter + at.place.filter() + UInt32(offset),
-                    at.filter_end(),
-                )
+        comptime if not layout.whole_pixels():
+            comptime few = layout.keeps_filters()
+            var first = at.tile.filter
+            first += at.place.filter() if few else at.place.thread() % WARP
+            comptime for part in range(layout.filter_subtiles):
+                comptime for i in range(PAIR):
+                    comptime offset = Values.thread_filter(i) if few else (
+                        i * WARP
+                    )
+                    state[PAIR * part + i] = self._load[many=not few](
+                        first + UInt32(part * layout.filters + offset),
+                        at.filter_end(),
+                    )
         return state
 
     @always_inline
@@ -169,82 +142,19 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
                 them.
         """
         comptime layout = Values.layout
-        comptime if layout.keeps_filters():
-            return self._kept[size](state, at, subtile)
-        elif layout.whole_pixels():
+        comptime if layout.whole_pixels():
             return self._of_pixel[size](at, subtile, group)
-        # Each filter has two values of a fragment.
-        var loaded = SIMD[DType.float32, size // PAIR](0)
-        var first = at.filter(subtile) + at.place.filter()
-        first += Values.group_filters(group)
-        comptime for index in range(size // PAIR):
-            comptime offset = Values.thread_filter(index)
-            loaded[index] = self._load[many=True](
-                first + UInt32(offset), at.filter_end()
-            )
-        var result = SIMD[DType.float32, size](0)
-        comptime for i in range(size):
-            comptime index = Values.filter_index(i)
-            comptime assert index < size // PAIR
-            result[i] = loaded[index]
-        return result
-
-    @always_inline
-    def column_values[
-        Values: Fragments, //, size: Int
-    ](
-        self,
-        state: ColumnState,
-        at: Visited[Values],
-        subtile: Subtile,
-        group: UInt32,
-    ) -> SIMD[DType.float32, size]:
-        """`values`, of what `begin_columns` has loaded.
-
-        Parameters:
-            Values: The generation's.
-            size: Values of the fragment.
-
-        Args:
-            state: What `begin_columns` returned.
-            at: The thread and its tile.
-            subtile: The sub-tile.
-            group: Which fragment of the sub-tile.
-        """
-        comptime filters = Values.layout.thread_filters
-        comptime own = size // PAIR
-        comptime groups = filters // own
-        # Fragments are counted in those of the smallest size.
-        comptime step = UInt32(own // GROUP_FILTERS)
-        var kept = SIMD[DType.float32, own](0)
-        comptime for part in range(Values.layout.filter_subtiles):
-            comptime for g in range(groups):
-                if subtile.part == UInt32(part) and group == UInt32(g) * step:
-                    comptime for i in range(own):
-                        kept[i] = state[part * filters + g * own + i]
-        var result = SIMD[DType.float32, size](0)
-        comptime for i in range(size):
-            comptime index = Values.filter_index(i)
-            result[i] = kept[index]
-        return result
-
-    @always_inline
-    def _kept[
-        Values: Fragments, //, size: Int
-    ](self, state: ChannelState, at: Visited[Values], subtile: Subtile) -> SIMD[
-        DType.float32, size
-    ]:
-        """`values`, of what `begin` has loaded."""
-        comptime assert Values.layout.thread_filters == PAIR
         var pair = Pair(state[0], state[1])
-        comptime for part in range(1, Values.layout.filter_subtiles):
+        comptime for part in range(1, layout.filter_subtiles):
             if subtile.part == UInt32(part):
                 pair = Pair(state[PAIR * part], state[PAIR * part + 1])
-        var result = SIMD[DType.float32, size](0)
-        comptime for i in range(size):
-            comptime index = Values.filter_index(i)
-            result[i] = pair[index]
-        return result
+        comptime if layout.keeps_filters():
+            comptime assert layout.thread_filters == PAIR
+            return _spread[Values, PAIR, size](pair)
+        else:
+            return _spread[Values, size // PAIR, size](
+                _of_lanes[size // PAIR](pair, at, group)
+            )
 
     @always_inline
     def _of_pixel[
@@ -273,3 +183,55 @@ struct ChannelVector[dtype: DType](TrivialRegisterPassable):
                             unsafe_offset=Int(first) + i
                         ].cast[DType.float32]()
         return result
+
+
+@always_inline
+def _spread[
+    Values: Fragments, own: Int, size: Int
+](filters: SIMD[DType.float32, own]) -> SIMD[DType.float32, size]:
+    """The values of a fragment, from those of its filters that the thread has.
+
+    Parameters:
+        Values: The generation's.
+        own: How many the thread has.
+        size: Values of the fragment.
+
+    Args:
+        filters: Their values.
+    """
+    var result = SIMD[DType.float32, size](0)
+    comptime for i in range(size):
+        comptime index = Values.filter_index(i)
+        comptime assert index < own
+        result[i] = filters[index]
+    return result
+
+
+@always_inline
+def _of_lanes[
+    Values: Fragments, //, own: Int
+](pair: Pair, at: Visited[Values], group: UInt32) -> SIMD[DType.float32, own]:
+    """The values of a thread's filters of a fragment, of what the lanes of its
+    warp keep of a sub-tile; all of them together. Loads of its own, two bytes
+    each, would take longer than a short launch's multiplies.
+
+    Parameters:
+        Values: The generation's.
+        own: The thread's filters of the fragment.
+
+    Args:
+        pair: What this lane keeps.
+        at: The thread and its tile.
+        group: Which fragment of the sub-tile.
+    """
+    comptime assert Values.layout.filters == PAIR * WARP
+    var result = SIMD[DType.float32, own](0)
+    comptime for index in range(own):
+        comptime offset = UInt32(Values.thread_filter(index))
+        # The lane's own offset does not lead into the other half.
+        var filter = Values.group_filters(group) + offset
+        result[index] = shuffle_idx(
+            pair[1] if filter >= WARP else pair[0],
+            (filter + at.place.filter()) % WARP,
+        )
+    return result

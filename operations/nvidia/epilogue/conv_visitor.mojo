@@ -10,28 +10,8 @@ from ...conv.problem import ConvProblem
 from .activations import FAST, DeviceActivation, keep_branch, silu_of_half
 from ..run_time import run_time
 from .callbacks import LOOPED, EpilogueVisitor, Subtile, Visited
-from .channels import ChannelState, ChannelVector, ColumnState
+from .channels import ChannelState, ChannelVector
 from .layout import Fragments, ResidualTile, VisitLayout
-
-
-@fieldwise_init
-struct ConvState[vectors: Int](TrivialRegisterPassable):
-    """What a thread keeps for a tile.
-
-    Parameters:
-        vectors: Operands with a value a filter.
-    """
-
-    var few: StaticTuple[ChannelState, Self.vectors]
-    """Of the bias, then of the scale, where it has few filters."""
-    var columns: ColumnState
-    """Of the bias, where it has more."""
-
-    @always_inline
-    def __init__(out self):
-        """Nothing."""
-        self.few = StaticTuple[ChannelState, Self.vectors](fill=ChannelState(0))
-        self.columns = ColumnState(0)
 
 
 @fieldwise_init
@@ -49,7 +29,8 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     """
 
     comptime VECTORS = 2 if Self.scaled else 1
-    comptime State = ConvState[Self.VECTORS]
+    comptime State = StaticTuple[ChannelState, Self.VECTORS]
+    """Of the bias, then of the scale."""
     comptime forms = len(FAST)
     comptime looped = True
     comptime whole_subtiles = True
@@ -141,12 +122,11 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     @always_inline
     def begin[Values: Fragments](self, at: Visited[Values]) -> Self.State:
         """Loads the thread's bias and scale."""
-        var state = Self.State()
+        var state = Self.State(fill=ChannelState(0))
         if self.has_bias:
-            state.few[0] = self.bias.begin(at)
-            state.columns = self.bias.begin_columns(at)
+            state[0] = self.bias.begin(at)
         comptime if Self.scaled:
-            state.few[Self.VECTORS - 1] = self.scale[0].begin(at)
+            state[Self.VECTORS - 1] = self.scale[0].begin(at)
         return state
 
     @always_inline
@@ -175,11 +155,11 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
         var v = values
         comptime if Self.scaled:
             v *= self.scale[0].values[size](
-                state.few[Self.VECTORS - 1], at, subtile, group
+                state[Self.VECTORS - 1], at, subtile, group
             )
         comptime if Values.layout.whole_pixels():
             if self.has_bias:
-                v += self.bias.values[size](state.few[0], at, subtile, group)
+                v += self.bias.values[size](state[0], at, subtile, group)
         else:
             v += self._bias[size](state, at, subtile, group)
         comptime if form == LOOPED:
@@ -208,12 +188,8 @@ struct ConvVisitor[bias_type: DType, scaled: Bool = False](EpilogueVisitor):
     ) -> SIMD[DType.float32, size]:
         """The bias of a fragment, or zeros."""
         # Without a bias what is kept is 0: no need to ask.
-        comptime if Values.layout.keeps_columns():
-            return self.bias.column_values[size](
-                state.columns, at, subtile, group
-            )
         if Values.layout.keeps_filters() or self.has_bias:
-            return self.bias.values[size](state.few[0], at, subtile, group)
+            return self.bias.values[size](state[0], at, subtile, group)
         return SIMD[DType.float32, size](0)
 
     @always_inline

@@ -14,10 +14,6 @@ from ..tma.copy import SharedAddress
 comptime KEPT_FILTERS = 8
 """Filters whose operands and sums a thread keeps for a whole tile, at most."""
 
-comptime KEPT_COLUMNS = 32
-"""Filters whose operands alone it keeps, at most, where they are the multiply's
-columns: with more, registers would spill."""
-
 
 @fieldwise_init
 struct VisitLayout(ImplicitlyCopyable, Movable):
@@ -51,14 +47,6 @@ struct VisitLayout(ImplicitlyCopyable, Movable):
         """Whether a thread has so few filters in all sub-tiles that it keeps
         what belongs to them for a whole tile."""
         return self.thread_filters * self.filter_subtiles <= KEPT_FILTERS
-
-    def keeps_columns(self) -> Bool:
-        """Whether a thread keeps operands of its filters, which are too many for
-        `keeps_filters`, for a whole tile."""
-        var filters = self.thread_filters * self.filter_subtiles
-        return KEPT_FILTERS < filters <= KEPT_COLUMNS and (
-            not self.whole_pixels()
-        )
 
     def whole_pixels(self) -> Bool:
         """Whether a thread has all of a sub-tile's filters of one pixel."""

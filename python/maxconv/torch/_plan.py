@@ -172,7 +172,8 @@ def gpu_target(index: int) -> GpuTarget:
         )
     found: Any = torch.cuda.get_device_properties(index)
     capability = 10 * found.major + found.minor
-    return GpuTarget(architecture_of(capability), capability, found.multi_processor_count)
+    units = (found.multi_processor_count, found.L2_cache_size)
+    return GpuTarget(architecture_of(capability), capability, *units)
 
 
 class Direct(NamedTuple):

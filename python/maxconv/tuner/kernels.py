@@ -38,7 +38,7 @@ class Rules(Library):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._open = self.function("open", 6)
+        self._open = self.function("open", 7)
         self._describe = self.function("describe", 1)
         self.choice = self.function("choice", 1)
         self.judge = self.function("judge", 5, None)
@@ -54,6 +54,7 @@ class Rules(Library):
         *,
         residual: bool,
         units: int,
+        l2_bytes: int = 0,
     ) -> KernelSpace:
         """Opens the space of a kernel and a problem.
 
@@ -64,6 +65,7 @@ class Rules(Library):
             out_dtype: Of the output.
             residual: Whether one is added.
             units: The GPU's multiprocessors, or the CPU's threads.
+            l2_bytes: Of the GPU's L2 cache; 0 where it is not known.
 
         Raises:
             ValueError: A type is not known, or the kernel takes no such problem, whatever its
@@ -76,8 +78,8 @@ class Rules(Library):
             raise ValueError(f"units: {units} is not positive; at least 1 is needed")
         numbers = np.array(problem.numbers(), np.int64)
         types = np.array([self.dtypes.index(dtype), self.dtypes.index(out_dtype)], np.int64)
-        arguments = (int(kernel), numbers.ctypes.data, types.ctypes.data, int(residual), units)
-        handle = self.made(self._open, *arguments)
+        addresses = (numbers.ctypes.data, types.ctypes.data)
+        handle = self.made(self._open, int(kernel), *addresses, int(residual), units, l2_bytes)
         return KernelSpace(self, handle, self.text(self._describe(handle)))
 
 

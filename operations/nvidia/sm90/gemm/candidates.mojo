@@ -430,6 +430,18 @@ def _tuned_candidates() -> List[Candidate]:
             _rows((128, 64), (8, 8, 3), cluster=PAIR_M, subtile_pixels=32),
             only_tuned=True,
         ),
+        Candidate(
+            _rows((224, 64), (5, 5, 2), cooperative=False, subtile_pixels=32),
+            only_tuned=True,
+        ),
+        Candidate(
+            _rows((64, 80), (9, 9, 2), consumers=1, swapped=False),
+            only_tuned=True,
+        ),
+        Candidate(
+            _rows((128, 64), (8, 8, 3), cluster=PAIR_N, subtile_pixels=32),
+            only_tuned=True,
+        ),
     ]
 
 

@@ -106,13 +106,16 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def keeps_pace(self) -> Bool:
         """Whether its launches may run in relays, and hold loads back: TMA loads
-        and stores for consumers in turns, as where memory bounds a launch. Others
-        would begin later for it."""
+        and stores for consumers in turns, as where memory bounds a launch, with
+        tiles of the widths that are chosen there. Others would begin later for
+        it."""
         return (
             not self.cooperative
+            and self.swapped
             and self.halo == 0
             and self.cluster_size() == 1
             and self.epilogue.tma_store
+            and 128 <= self.block_tile_shape[0] <= 160
         )
 
     def warpgroups(self) -> Int:

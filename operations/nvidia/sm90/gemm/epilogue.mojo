@@ -51,7 +51,7 @@ from .epilogue_fused_store import FusedStore
 from .epilogue_load import load_residual
 from .epilogue_rows import RowStore
 from .epilogue_unaligned_rows import UnalignedRowStore, is_unaligned
-from .epilogue_values import select_values, values_of
+from .epilogue_values import select_values, values_of, visited_values
 from .mma import Accumulators
 from .split_k import OwnSubtiles
 
@@ -334,19 +334,22 @@ struct CollectiveEpilogue[
         tile: Tile,
     ):
         """`store` with a form of the visitor that is known."""
-        comptime size = (
-            Self.values if Self.Visitor.whole_subtiles else Self.fragment
-        )
         var at = self._visited(geometry, tile)
         var loads = self._loads(params)
         var before = SharedAddress(0)
         comptime for i in range(Self.subtiles):
+            comptime count = visited_values(Self.layout, i, Self.Sums.width)
+            comptime size = (
+                count if Self.Visitor.whole_subtiles else min(
+                    Self.fragment, count
+                )
+            )
             if self.own.has(UInt32(i)):
                 var source = self.buffers.await_residual(loads)
                 var subtile = self._subtile(UInt32(i))
                 params.visitor.previsit(state, at, subtile)
                 var buffer = SharedAddress(0)
-                comptime for first in range(0, Self.values, size):
+                comptime for first in range(0, count, size):
                     comptime group = UInt32(first // MATRIX_VALUES)
                     var values = params.visitor.visit[form=form, size=size](
                         state,
@@ -376,6 +379,17 @@ struct CollectiveEpilogue[
                     comptime if Self.stores:
                         write_fragment[Self.out_type](
                             buffer, self.place, group, values
+                        )
+                comptime if Self.stores:
+                    # TMA reads whole rows, and drops what lies beyond a tile.
+                    comptime for group in range(
+                        count // MATRIX_VALUES, Self.values // MATRIX_VALUES
+                    ):
+                        write_fragment[Self.out_type, MATRIX_VALUES](
+                            buffer,
+                            self.place,
+                            UInt32(group),
+                            SIMD[DType.float32, MATRIX_VALUES](0),
                         )
                 params.visitor.reduce(state, at, subtile)
                 self.buffers.leave_residual(loads)

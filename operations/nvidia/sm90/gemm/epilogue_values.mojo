@@ -1,8 +1,10 @@
 """Which of a consumer's accumulators a thread's values of a sub-tile are."""
 
+from std.bit import next_power_of_two
+
 from ...epilogue.activations import keep_branch
 from ...epilogue.layout import VisitLayout
-from .epilogue_config import ROW_FILTERS, SUBTILE_FILTERS
+from .epilogue_config import MATRIX_VALUES, ROW_FILTERS, SUBTILE_FILTERS
 from .mma import Accumulators
 
 
@@ -78,6 +80,21 @@ def set_values[
     comptime for i in range(size):
         comptime if column + i < held:
             sums.values[row][column + i] = values[i]
+
+
+def visited_values(layout: VisitLayout, subtile: Int, width: Int) -> Int:
+    """How many of a thread's values of a sub-tile are visited: all, or, where a
+    tile ends within the sub-tile, the power of two that holds those within, in
+    whole matrices.
+
+    Args:
+        layout: How the consumer's part is cut up.
+        subtile: The sub-tile, in the order of visits.
+        width: `Accumulators.width`.
+    """
+    var first = _place_of(layout, subtile)[1]
+    var held = max(width - first, MATRIX_VALUES)
+    return min(layout.values(), next_power_of_two(held))
 
 
 def _place_of(layout: VisitLayout, subtile: Int) -> Tuple[Int, Int]:

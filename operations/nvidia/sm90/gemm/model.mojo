@@ -117,10 +117,6 @@ and a tile's consumers would store rows without waiting for each other."""
 comptime VISIT_CYCLES = 711.0
 """Of the same, more if anything is made of the values."""
 
-comptime COLUMN_VISIT_CYCLES = 907.7
-"""Of the same, if filters are the multiply's columns: a thread has many, whose
-bias and scale it loads for each sub-tile."""
-
 comptime RESIDUAL_CYCLES = 1811.0
 """Of the same, more for a residual."""
 
@@ -149,19 +145,16 @@ comptime SENT_BYTES_PER_SECOND = 13.4e9
 """That a block sends to the others."""
 
 
-def fused_cycles(
-    work: FusedWork, cooperative: Bool, *, swapped: Bool = True
-) -> Float64:
+def fused_cycles(work: FusedWork, cooperative: Bool) -> Float64:
     """Of 64 pixels by 64 filters, what an epilogue takes beside their store.
 
     Args:
         work: What it has to do.
         cooperative: Whether consumers share a tile.
-        swapped: Whether filters are the multiply's rows.
     """
     var result = 0.0
     if work.visits:
-        result += VISIT_CYCLES if swapped else COLUMN_VISIT_CYCLES
+        result += VISIT_CYCLES
     if work.residual:
         result += RESIDUAL_CYCLES if cooperative else HIDDEN_RESIDUAL_CYCLES
     if work.looped:
@@ -205,9 +198,7 @@ def predicted_seconds(
     var stored = config.own_pixels(split_k, types.output)
     stored *= config.consumer_filters()
     var units = Float64(stored) / Float64(MMA_M * MMA_M)
-    var extra = (
-        fused_cycles(work, config.cooperative, swapped=config.swapped) * units
-    )
+    var extra = fused_cycles(work, config.cooperative) * units
     var last: Float64
     if config.cooperative:
         var store = STORE_CYCLES * units + extra

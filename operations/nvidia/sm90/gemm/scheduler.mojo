@@ -20,9 +20,6 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
     comptime BN = UInt32(Self.config.block_tile_shape[1])
 
     var index: UInt32
-    var end: UInt32
-    """Of the tiles of its relay; not read unless the configuration keeps a pace.
-    """
     var rank_m: UInt32
     var rank_n: UInt32
 
@@ -37,16 +34,10 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         var cluster, rank = divmod(UInt32(block_idx.x), size)
         var rank_n, rank_m = divmod(rank, Self.CLUSTER_M)
         self.index = cluster
-        self.end = 0
         comptime if Self.config.keeps_pace():
-            self.end = geometry.tiles()
             if geometry.relays.count > 1:
                 stay_in_branch()
-                var first, end = geometry.relays.share(
-                    UInt32(block_idx.y), UInt32(grid_dim.x), self.end
-                )
-                self.index += first
-                self.end = end
+                self.index += Self._share(geometry)[0]
         self.rank_m = rank_m
         self.rank_n = rank_n
 
@@ -56,8 +47,19 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
         comptime if Self.config.splits():
             return self.index < geometry.tiles() * geometry.split_k.count.value
         comptime if Self.config.keeps_pace():
-            return self.index < self.end
+            # Asked each time: kept, it would cost consumers a register.
+            if geometry.relays.count > 1:
+                stay_in_branch()
+                return self.index < Self._share(geometry)[1]
         return self.index < geometry.tiles()
+
+    @staticmethod
+    @always_inline
+    def _share(geometry: TileGeometry) -> Tuple[UInt32, UInt32]:
+        """The tiles of the block's relay: the first, and where they end."""
+        return geometry.relays.share(
+            UInt32(block_idx.y), UInt32(grid_dim.x), geometry.tiles()
+        )
 
     @always_inline
     def tile(self, geometry: TileGeometry) -> Tile:

@@ -6,7 +6,16 @@ from std.collections import Optional
 from ....conv.operands import Device, OperandTypes
 from ....conv.problem import ConvProblem
 from ...epilogue.work import FusedWork
-from .tuned_rows import CAPABILITY, KEYS, ROWS, SPLITS, UNITS, WORKS
+from .tuned_rows import (
+    CAPABILITY,
+    ELSEWHERE,
+    KEYS,
+    L2_BYTES,
+    ROWS,
+    SPLITS,
+    UNITS,
+    WORKS,
+)
 
 comptime BARE = 1
 """A choice for the convolution alone."""
@@ -60,11 +69,13 @@ def tuned_choice(
         asked = FUSED
     elif not work.visits:
         asked = BARE
+    var here = device.l2_bytes == L2_BYTES
     comptime for i in range(len(KEYS)):
         comptime known = KEYS[i]
         comptime row = ROWS[i]
         comptime split_k = SPLITS[i]
         comptime works = WORKS[i]
-        if key == known and works & asked == asked:
+        comptime elsewhere = ELSEWHERE[i]
+        if key == known and works & asked == asked and (elsewhere or here):
             return (row, split_k)
     return None

@@ -120,8 +120,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FOLDER",
-        help="with --tuned: pairs of a folder of --build and its results, of other devices where a "
-        "row must be faster too",
+        help="with --tuned: pairs of a folder of --build and its results, of other devices: rows "
+        "that are faster there too are for all, the others for this device",
     )
     group.add_argument(
         "--keep",
@@ -247,10 +247,11 @@ def _summaries(option: str, folders: Sequence[Path]) -> dict[Path, Summary]:
 
 def _write_tuned(args: argparse.Namespace, summary: Summary, results: Path) -> None:
     """Writes the tuned table."""
-    from .results import environment_of, units_of
+    from .results import environment_of, sizes_of
     from .tuned import keeping, read, select, write
 
     where = environment_of(results)
+    units, l2_bytes = sizes_of(results)
     confirmed = {
         environment_of(each).device: part
         for each, part in _summaries("--confirm", args.confirm).items()
@@ -259,7 +260,8 @@ def _write_tuned(args: argparse.Namespace, summary: Summary, results: Path) -> N
         summary,
         device=where.device,
         driver=where.driver,
-        units=units_of(results),
+        units=units,
+        l2_bytes=l2_bytes,
         confirmed=confirmed,
     )
     if args.keep is not None:

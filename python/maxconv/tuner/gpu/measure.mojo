@@ -102,6 +102,7 @@ def main() raises:
         print(
             (
                 t'{{"device": "{ctx.name()}", "units": {device.units},'
+                t' "l2_bytes": {device.l2_bytes},'
                 t' "configurations": {COUNT}}}'
             ),
             flush=True,

@@ -29,8 +29,8 @@ __all__ = [
     "gain_of",
     "joined",
     "record",
+    "sizes_of",
     "summarize",
-    "units_of",
 ]
 
 #: Standard errors by which a gain must exceed 0 to count.
@@ -243,13 +243,14 @@ def environment_of(folder: Path) -> Environment:
     return Environment(about["device"], about["driver"], about["versions"])
 
 
-def units_of(folder: Path) -> int:
-    """Returns the multiprocessors of the device where results were measured.
+def sizes_of(folder: Path) -> tuple[int, int]:
+    """Returns multiprocessors and bytes of L2 cache of the device where results were measured.
 
     Raises:
         ValueError: They do not say.
     """
-    return int(_about(folder)["units"])
+    about = _about(folder)
+    return int(about["units"]), int(about["l2_bytes"])
 
 
 def _about(folder: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
 import statistics
 import sys
@@ -66,7 +67,8 @@ class TunedRow:
     """Of each kind of work what dispatch took before, and what the row takes, in microseconds. A
     row of one kind is for this kind alone, and goes before that of all kinds."""
     confirmed: dict[str, dict[str, tuple[float, float]]]
-    """The same of other devices that dispatch takes for this one."""
+    """The same of other devices with as many multiprocessors. Without any the row is for the
+    table's device alone, and goes before those for all."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Tuned:
     """Compute capability, times ten."""
     units: int
     """Multiprocessors."""
+    l2_bytes: int
+    """Of its L2 cache, which tells it from others with as many multiprocessors."""
     date: str
     rows: tuple[TunedRow, ...]
 
@@ -89,6 +93,7 @@ def select(
     device: str,
     driver: str,
     units: int,
+    l2_bytes: int,
     date: str | None = None,
     confirmed: Mapping[str, Summary] | None = None,
 ) -> Tuned:
@@ -98,16 +103,18 @@ def select(
     bare and fused, in both measurements where it was timed once more, and by ``LEAST_GAIN`` in the
     mean of what exceeds the noise; wherever it was measured again, by ``CONFIRMED_GAIN``. It need
     not be faster where dispatch chooses it anyway. Of several it gets the fastest that is. With one
-    kind of work it gets a row of its own if another configuration gains more by ``LEAST_GAIN``.
+    kind of work it gets a row of its own if another configuration gains more by ``LEAST_GAIN``, and
+    so does the device itself if one does there alone.
 
     Args:
         summary: The measurements.
         device: Where.
         driver: Of the device.
         units: Its multiprocessors.
+        l2_bytes: Of its L2 cache.
         date: Of the table; by default today.
-        confirmed: By device, measurements of the same configurations on others that dispatch takes
-            for this one: a problem that is missing there gets no row.
+        confirmed: By device, measurements of the same configurations on others with as many
+            multiprocessors: a problem that is missing there gets no row for them.
     """
     found = _by_problem(summary)
     again = {name: _by_problem(each) for name, each in (confirmed or {}).items()}
@@ -122,27 +129,50 @@ def select(
             if confirmed is not None
         }
         gains = dict.fromkeys(WORKS, 0.0)
-        # Of all kinds of work together first: a row of one must gain more.
-        for works in (WORKS, *((work,) for work in WORKS)):
-            gaining = _gaining([results[work] for work in works], LEAST_GAIN)
-            for pair, (us, log) in gaining.items():
-                if len(works) == 1 and log < gains[works[0]] + LEAST_GAIN:
-                    break
-                values = summary.configurations.listed[pair[0]].values
-                others = {
-                    name: _confirmation((values, pair[1]), *each, works)
-                    for name, each in elsewhere.items()
-                }
-                if values in own and all(others.values()):
-                    held = summary.configurations.configuration(*pair)
-                    split_k = held.pop("split_k")
-                    name = results[WORKS[0]].name
-                    rows.append(TunedRow(name, numbers, split_k, held, us, others))
-                    gains |= {work: math.log(us[work][0] / us[work][1]) for work in works}
-                    break
+        # For all devices, then for this alone, and of all kinds of work together first: what comes
+        # later must gain more.
+        every = (WORKS, *((work,) for work in WORKS))
+        for where, works in itertools.product((elsewhere, {}) if elsewhere else ({},), every):
+            before = statistics.fmean(gains[work] for work in works)
+            row = _row(summary, results, works, where, own, before + LEAST_GAIN)
+            if row is not None:
+                rows.append(row)
+                gains |= {work: math.log(us[0] / us[1]) for work, us in row.us.items()}
     rows.sort(key=_place)
     today = date or datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    return Tuned(device, driver, 90, units, today, tuple(rows))
+    return Tuned(device, driver, 90, units, l2_bytes, today, tuple(rows))
+
+
+def _row(
+    summary: Summary,
+    results: Mapping[str, Result],
+    works: Sequence[str],
+    elsewhere: Mapping[str, tuple[Summary, Mapping[str, Result]]],
+    own: Mapping[tuple[int, ...], int],
+    least: float,
+) -> TunedRow | None:
+    """Returns the row of the fastest of the kernel's own configurations, if one gains enough.
+
+    Args:
+        summary: The measurements.
+        results: Those of the problem.
+        works: The kinds of work that the row is for.
+        elsewhere: By device, measurements that must confirm it, and those of the problem.
+        own: The kernel's rows by their values.
+        least: What it must gain.
+    """
+    gaining = _gaining([results[work] for work in works], least)
+    for pair, (us, _) in gaining.items():
+        values = summary.configurations.listed[pair[0]].values
+        others = {
+            name: _confirmation((values, pair[1]), *each, works) for name, each in elsewhere.items()
+        }
+        if values in own and all(others.values()):
+            held = summary.configurations.configuration(*pair)
+            split_k = held.pop("split_k")
+            first = results[WORKS[0]]
+            return TunedRow(first.name, first.numbers, split_k, held, us, others)
+    return None
 
 
 def keeping(tuned: Tuned, before: Tuned) -> Tuned:
@@ -161,15 +191,26 @@ def keeping(tuned: Tuned, before: Tuned) -> Tuned:
             f"--keep: a table of {there[0]} with {there[1]} multiprocessors, but measured was "
             f"{here[0]} with {here[1]}"
         )
-    replaced = {row.numbers for row in tuned.rows if set(row.us) == set(WORKS)}
-    rows = {(row.numbers, *row.us): row for row in before.rows if row.numbers not in replaced}
-    rows |= {(row.numbers, *row.us): row for row in tuned.rows}
+    whole = [row for row in tuned.rows if set(row.us) == set(WORKS)]
+    replaced = {(row.numbers, False) for row in whole}
+    replaced |= {(row.numbers, True) for row in whole if row.confirmed}
+    rows = {_key(row): row for row in before.rows}
+    rows = {key: row for key, row in rows.items() if key[:2] not in replaced}
+    rows |= {_key(row): row for row in tuned.rows}
     return replace(tuned, rows=tuple(sorted(rows.values(), key=_place)))
 
 
-def _place(row: TunedRow) -> tuple[str, int, str]:
-    """Returns where a row stands: those of one kind of work before that of all."""
-    return (row.problem, len(row.us), next(iter(row.us)))
+def _key(row: TunedRow) -> tuple[tuple[int, ...], bool, tuple[str, ...]]:
+    """Returns what a row is for: a problem, on all devices or one, with some kinds of work."""
+    return (row.numbers, bool(row.confirmed), tuple(row.us))
+
+
+def _place(row: TunedRow) -> tuple[str, bool, int, str]:
+    """Returns where a row stands.
+
+    Those of the device alone come first, and those of one kind of work before that of all.
+    """
+    return (row.problem, bool(row.confirmed), len(row.us), next(iter(row.us)))
 
 
 def _by_problem(summary: Summary) -> dict[tuple[int, ...], dict[str, Result]]:
@@ -325,7 +366,7 @@ def read(path: Path) -> Tuned:
         tuned = Tuned(rows=rows, **held)
     except (yaml.YAMLError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"{path}: no tuned table: {error}") from error
-    keys = {(problem_key(row.numbers), *row.us) for row in rows}
+    keys = {(problem_key(numbers), *others) for numbers, *others in map(_key, rows)}
     if len(keys) != len(rows):
         raise ValueError(f"{path}: a problem stands there twice")
     return tuned
@@ -343,7 +384,7 @@ def mojo_source(tuned: Tuned) -> str:
         LibraryError: The library that knows the table cannot be built.
     """
     own = _own_rows({row.numbers: row for row in tuned.rows})
-    keys, places, splits, works = [], [], [], []
+    keys, places, splits, works, elsewhere = [], [], [], [], []
     for row in tuned.rows:
         values = tuple(row.configuration.values())
         if values not in own:
@@ -355,16 +396,20 @@ def mojo_source(tuned: Tuned) -> str:
         places.append(f"    {own[values]},\n")
         splits.append(f"    {row.split_k},\n")
         works.append(f"    {sum(1 << WORKS.index(work) for work in row.us)},\n")
+        elsewhere.append(f"    {bool(row.confirmed)},\n")
     return (
         '"""Measured choices; written from benchmarks/tuned by `python -m'
         ' maxconv.tuner.gpu.tuned`."""\n\n'
         f'comptime CAPABILITY = {tuned.capability}\n"""Of {tuned.device}."""\n\n'
         f'comptime UNITS = {tuned.units}\n"""Its multiprocessors."""\n\n'
+        f'comptime L2_BYTES = {tuned.l2_bytes}\n"""Of its L2 cache."""\n\n'
         f'comptime KEYS: List[UInt64] = [\n{"".join(keys)}]\n"""`problem_key` of each."""\n\n'
         f'comptime ROWS: List[Int] = [\n{"".join(places)}]\n"""Of the table of candidates."""\n\n'
         f'comptime SPLITS: List[Int] = [\n{"".join(splits)}]\n"""Blocks that share a tile."""\n\n'
         f"comptime WORKS: List[Int] = [\n{''.join(works)}]\n"
-        '"""For which work: `BARE`, `FUSED`, or both."""\n'
+        '"""For which work: `BARE`, `FUSED`, or both."""\n\n'
+        f"comptime ELSEWHERE: List[Bool] = [\n{''.join(elsewhere)}]\n"
+        '"""Whether for other devices with as many multiprocessors too."""\n'
     )
 
 
