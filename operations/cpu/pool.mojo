@@ -103,3 +103,5 @@ struct MaxPool(ImplicitlyCopyable, Movable, Pool):
 
         self.ctx.enqueue_cpu_range(worker_loop, workers)
         self.ctx.synchronize()
+        # The workers take from it to the end.
+        _ = next^
