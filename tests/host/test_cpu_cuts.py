@@ -30,7 +30,7 @@ def test_rows_that_compete_are_copied(conv: str, words: str) -> None:
 @pytest.mark.parametrize(
     ("conv", "tile"),
     [
-        ("1x56x56x64:64x1x1", "6 pixels x 64 filters"),
+        ("1x160x160x64:64x1x1", "6 pixels x 64 filters"),
         ("1x56x56x64:32x1x1", "14 pixels x 32 filters"),
         # Strips of image rows, which Winograd's kernel would take with other taps.
         ("1x30x30x64:128x1x5", "14 pixels x 32 filters"),

@@ -377,7 +377,7 @@ def test_rows_that_are_stale_are_ignored(untuned: list[list[str]], tmp_path: Pat
         table,
         [
             # A cut that the kernel refuses; the others are of another place each.
-            row(cut=(0, 4, 9, 1, 1, 144), **ours()),
+            row(cut=(0, 4, 99, 1, 1, 144), **ours()),
             row(POINT, **ours(device=dataclasses.replace(mine, model="another"))),
             row(POINT, threads=2, **ours()),
             row(threads=2, **ours(versions={**versions, "operations": "another"})),
@@ -466,7 +466,7 @@ def test_a_configuration_is_confirmed_as_calls_run_it(
         kernel = measurer.dispatched()
         assert kernel == untuned[0][0]
         outcome = measurer.confirm(row().configuration)
-        refused = measurer.confirm({**row().configuration, "tiles": 9})
+        refused = measurer.confirm({**row().configuration, "tiles": 99})
     finally:
         measurer.close()
     assert outcome.error is None

@@ -148,12 +148,14 @@ def test_many_configurations_compute_the_convolution(dtype: str) -> None:
 def test_what_cannot_run_is_said_and_the_rest_is_measured() -> None:
     space = open_space(PROBLEMS[0], "cpu", units=1)
     [good, bad] = drawn(space, 2)
-    bad = {**bad, "tiles": 9}
+    bad = {**bad, "tiles": 99}
     outcomes = measure_cuts(request(space), [bad, good])
-    assert outcomes[0] == Outcome(None, error="configuration: tiles: 9 is not 1 to 8")
+    error = outcomes[0].error or ""
+    assert re.fullmatch(r"configuration: tiles: 99 is not 1 to \d+", error)
+    assert outcomes[0] == Outcome(None, error=error)
     assert outcomes[1].seconds is not None
     assert outcomes[1].incumbent is None
-    with pytest.raises(ValueError, match="incumbent: configuration: tiles: 9 is not 1 to 8"):
+    with pytest.raises(ValueError, match="incumbent: configuration: tiles: 99 is not 1 to "):
         measure_cuts(request(space), [good], bad)
 
 

@@ -45,6 +45,10 @@ comptime SHORT_TILE_COST = 0.1
 """How much longer a product of a tile of few rows takes than one of a whole
 tile's."""
 
+comptime NARROW_TILE_COST = 1.04
+"""How much longer a product takes where a tile reads the matrix and has fewer panels
+than a tile of fewer pixels would have."""
+
 comptime COPY_COST = 0.1
 """Gathering an element, in products of it with a panel."""
 
@@ -57,6 +61,9 @@ and most Arm cores have at least."""
 
 comptime L1_WAYS = 8
 """Lines of one set of L1."""
+
+comptime TASK_TILES = 8
+"""Register tiles of pixels of the largest task that is searched."""
 
 comptime THREAD_CUTS = 4
 """Parts that filters are cut into at most, for each thread."""
@@ -76,17 +83,33 @@ def rows_compete(problem: ConvProblem, rows: Int) -> Bool:
     return ceildiv(rows, sets_apart) > L1_WAYS
 
 
-def most_tile_rows(problem: ConvProblem) -> Int:
-    """Pixels of a register tile where the activation is the matrix: few if there
-    are filters for a wide tile, which writes longer pieces of each pixel's
-    outputs, and reads less often what it multiplies.
+def _matrix_rows(problem: ConvProblem) -> List[Int]:
+    """Pixels of a register tile where the activation is the matrix: where there
+    are filters for a wide tile, few too. Such tiles write longer pieces of each
+    pixel's outputs, and read less often what they multiply."""
+    var sizes = List[Int]()
+    if not rows_compete(problem, CPU_TILE.rows):
+        sizes.append(CPU_TILE.rows)
+    var wide = wide_tile_rows()
+    if (
+        wide < CPU_TILE.rows
+        and problem.panels() > CPU_TILE.panels
+        and not rows_compete(problem, wide)
+    ):
+        sizes.append(wide)
+    return sizes^
+
+
+def _most_tiles(rows: Int) -> Int:
+    """Register tiles of pixels of the largest task that is searched: wide ones
+    have fewer pixels, and a task as many as otherwise.
 
     Args:
-        problem: The convolution.
+        rows: Pixels of a tile.
     """
-    if problem.panels() > CPU_TILE.panels:
-        return wide_tile_rows()
-    return CPU_TILE.rows
+    if rows == wide_tile_rows():
+        return min(MAX_BLOCK_TILES, TASK_TILES * CPU_TILE.rows // rows)
+    return TASK_TILES
 
 
 def _lines_share(problem: ConvProblem) -> Float64:
@@ -144,7 +167,7 @@ def choose_access(problem: ConvProblem, in_place: Bool) -> Int:
         An `ACCESS_*` code.
     """
     if in_place and problem.groups == 1 and problem.is_pointwise():
-        if rows_compete(problem, most_tile_rows(problem)):
+        if len(_matrix_rows(problem)) == 0:
             return ACCESS_GATHER
         return ACCESS_MATRIX
     if problem.groups == 1 and rows_compete(problem, CPU_TILE.rows):
@@ -220,13 +243,15 @@ struct Blockings(Candidates):
         var in_place = reads_in_place(types.input, types.fused_input)
         var access = choose_access(problem, in_place)
         var panel = problem.panel_layout(types.input)
-        var rows = CPU_TILE.rows
+        var tilings = List[Tiling]()
         if access == ACCESS_MATRIX:
-            rows = most_tile_rows(problem)
-        var tiling = Tiling(1, problem.gemm_m(), most_rows=rows)
-        if access == ACCESS_STRIPS:
+            for rows in _matrix_rows(problem):
+                tilings.append(Tiling(1, problem.gemm_m(), most_rows=rows))
+        elif access == ACCESS_STRIPS:
             var width = problem.output[2]
-            tiling = Tiling(problem.gemm_m() // width, width)
+            tilings.append(Tiling(problem.gemm_m() // width, width))
+        else:
+            tilings.append(Tiling(1, problem.gemm_m()))
         var units = ceildiv(problem.panels(), CPU_TILE.panels)
         # Only strips of the image serve several groups at once.
         var fewest = 1 if access == ACCESS_STRIPS else problem.groups
@@ -241,11 +266,13 @@ struct Blockings(Candidates):
                 cuts.append(cut)
                 if parts == most:
                     self.finest = cut
-        for tiles in range(min(MAX_BLOCK_TILES, tiling.tiles()), 0, -1):
-            for cut in cuts:
-                self.table.append(
-                    _blocking(problem, access, tiling, tiles, cut, panel)
-                )
+        for tiling in tilings:
+            var most_tiles = min(_most_tiles(tiling.rows), tiling.tiles())
+            for tiles in range(most_tiles, 0, -1):
+                for cut in cuts:
+                    self.table.append(
+                        _blocking(problem, access, tiling, tiles, cut, panel)
+                    )
 
     def count(self) -> Int:
         return len(self.table)
@@ -304,12 +331,14 @@ def blocking_cost(blocking: Blocking, threads: Int) -> Float64:
     var products = blocking.products
     var rows = blocking.tiles * blocking.tiling.rows
     var columns = blocking.panels * PANEL
-    var multiply = rows * blocking.panels * products
+    var multiply = Float64(rows * blocking.panels * products)
+    if blocking.access == ACCESS_MATRIX and blocking.is_narrow():
+        multiply *= NARROW_TILE_COST
     var read = (rows + columns) * products * 4 // BYTES_PER_STEP
     if blocking.access == ACCESS_GATHER:
         read += rows * products // GATHERED_PER_STEP
     var rounds = ceildiv(blocking.tasks(), threads)
-    return Float64((multiply + read) * blocking.group_count * rounds)
+    return (multiply + Float64(read)) * Float64(blocking.group_count * rounds)
 
 
 def _blocking(

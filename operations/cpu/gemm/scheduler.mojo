@@ -5,10 +5,10 @@ from std.sys.info import size_of
 
 from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.problem import ConvProblem
-from ..config import CPU_TILE, tile_panels
+from ..config import CPU_TILE, MOST_TILE_PANELS, tile_panels
 from .mma import tile_rows
 
-comptime MAX_BLOCK_TILES = 8
+comptime MAX_BLOCK_TILES = 18
 """Register tiles of pixels of the largest task."""
 
 comptime L1_FILTER_ELEMENTS = 1 << 13
@@ -174,6 +174,11 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     def tile_panels(self) -> Int:
         """Filter panels of a register tile."""
         return tile_panels(self.tiling.rows)
+
+    def is_narrow(self) -> Bool:
+        """Whether a tile of fewer pixels would have more of a task's panels."""
+        var panels = self.tile_panels()
+        return panels < min(MOST_TILE_PANELS, self.panels)
 
     def units(self) -> Int:
         """Pieces of `CPU_TILE.panels` of a group's panels of a task."""
