@@ -148,14 +148,12 @@ def test_many_configurations_compute_the_convolution(dtype: str) -> None:
 def test_what_cannot_run_is_said_and_the_rest_is_measured() -> None:
     space = open_space(PROBLEMS[0], "cpu", units=1)
     [good, bad] = drawn(space, 2)
-    bad = {**bad, "tiles": 99}
+    bad = {**bad, "tiles": 19}
     outcomes = measure_cuts(request(space), [bad, good])
-    error = outcomes[0].error or ""
-    assert re.fullmatch(r"configuration: tiles: 99 is not 1 to \d+", error)
-    assert outcomes[0] == Outcome(None, error=error)
+    assert outcomes[0] == Outcome(None, error="configuration: tiles: 19 is not 1 to 18")
     assert outcomes[1].seconds is not None
     assert outcomes[1].incumbent is None
-    with pytest.raises(ValueError, match="incumbent: configuration: tiles: 99 is not 1 to "):
+    with pytest.raises(ValueError, match="incumbent: configuration: tiles: 19 is not 1 to 18"):
         measure_cuts(request(space), [good], bad)
 
 

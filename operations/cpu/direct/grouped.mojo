@@ -72,7 +72,6 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
         dtype: DType, //
     ](self, row: ImageRow[dtype], span: Span, target: Some[SumTarget]):
         """Computes a span by the widest instructions that the CPU has."""
-        var filter = self.filter
         comptime for doubling in range(1, 4):
             comptime width = 1 << doubling
             if row.problem.group_filters() != width:
@@ -85,10 +84,10 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
                 if has_feature(AVX512_BF16):
                     compute_span_of_groups[
                         dtype, Self.filter_type, width, True
-                    ](row, filter, span, target)
+                    ](row, self.filter, span, target)
                     return
             compute_span_of_groups[dtype, Self.filter_type, width, False](
-                row, filter, span, target
+                row, self.filter, span, target
             )
 
 

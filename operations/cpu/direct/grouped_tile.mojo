@@ -72,17 +72,14 @@ struct GroupForm(Equatable, ImplicitlyCopyable, Movable):
         """Of a tile: a panel, or half of one."""
         return self.lanes() * self.registers()
 
-    def lane_words(self, word: Int) -> IndexList[PANEL]:
-        """The word, among those of the groups of a register, that each lane
-        multiplies.
 
-        Args:
-            word: The word within every group.
-        """
-        var mask = IndexList[PANEL](fill=0)
-        for lane in range(self.lanes()):
-            mask[lane] = lane // self.width * self.words() + word
-        return mask
+def _lane_words[form: GroupForm](word: Int) -> IndexList[form.lanes()]:
+    """The word, among those of the groups of a register, that each lane
+    multiplies: the `word`th of its group."""
+    var mask = IndexList[form.lanes()](fill=0)
+    for lane in range(form.lanes()):
+        mask[lane] = lane // form.width * form.words() + word
+    return mask
 
 
 @always_inline
@@ -172,21 +169,13 @@ def _add_shuffled_row[
                 row, s * problem.dilation[2] + i * problem.stride[2], channel
             )
         comptime for word in range(form.words()):
-            comptime mask = _first[lanes](form.lane_words(word))
+            comptime mask = _lane_words[form](word)
             var weights = _weights[filter_type, form](
                 panel, (tap + s) * form.words() + word, channel % PANEL
             )
             comptime for i in range(COLUMNS):
                 var pixel = values[i].shuffle[mask=mask]()
                 acc[i] = _add[form](acc[i], pixel, weights)
-
-
-def _first[count: Int](mask: IndexList[PANEL]) -> IndexList[count]:
-    """The first indices of a mask."""
-    var first = IndexList[count](fill=0)
-    for i in range(count):
-        first[i] = mask[i]
-    return first
 
 
 @always_inline
