@@ -419,7 +419,7 @@ def _multiply_cycles[
     panels += Float64(strips.lines * runs) * CALL_CYCLES
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
     var stored = STORE_CYCLES
-    if U.stores_outputs(types.output) and not blocking.has_gaps():
+    if U.stores_outputs(types.output) and blocking.are_outputs(cut.lines):
         stored = PLAIN_STORE_CYCLES
     return (
         Float64(ceildiv(cut.panels, step)) * panels + Float64(outputs) * stored

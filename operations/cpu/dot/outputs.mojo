@@ -16,9 +16,7 @@ def stores_block[U: DotUnit](params: DotParams, block: Block) -> Bool:
     """Whether register tiles store outputs of a block themselves: its positions
     are outputs, and some of its panels are full."""
     comptime if U.stores_outputs(params.Source.dtype):
-        return Bool(params.plain) and (
-            block.lines == 1 or not params.blocking.has_gaps()
-        )
+        return Bool(params.plain) and params.blocking.are_outputs(block.lines)
     return False
 
 

@@ -70,9 +70,14 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
     var last_words: Int
     """Words of a filter row's last chunk that hold products."""
 
-    def has_gaps(self) -> Bool:
-        """Whether register tiles go across positions that are no outputs."""
-        return self.flat and self.pitch != self.width
+    def are_outputs(self, lines: Int) -> Bool:
+        """Whether all positions that the register tiles of a block go through are
+        outputs.
+
+        Args:
+            lines: Of the block.
+        """
+        return lines == 1 or not self.flat or self.pitch == self.width
 
     def words(self) -> Int:
         """Words that hold products of an output."""
