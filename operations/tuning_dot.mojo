@@ -19,7 +19,13 @@ from .cpu.dot.candidates import (
 from .cpu.dot.cut import DotCut
 from .cpu.dot.launch import DotProduct
 from .cpu.dot.mma import DotUnit
-from .cpu.dot.scheduler import ACCESS_GATHER, ACCESS_IMAGE, ACCESS_MATRIX, Cut
+from .cpu.dot.scheduler import (
+    ACCESS_GATHER,
+    ACCESS_IMAGE,
+    ACCESS_LINES,
+    ACCESS_MATRIX,
+    Cut,
+)
 from .cpu.gemm.scheduler import gathered_stride
 from .cpu.gemm.tile_io import copy_width
 from .cpu.openmp import OpenMpPool
@@ -84,7 +90,7 @@ struct TunedDot[U: DotUnit](TunedKernel):
         facts.add("max_block_bytes", MAX_BLOCK_BYTES)
         facts.add("image", ACCESS_IMAGE)
         var access = List[Int]()
-        for code in [ACCESS_GATHER, ACCESS_IMAGE, ACCESS_MATRIX]:
+        for code in [ACCESS_GATHER, ACCESS_IMAGE, ACCESS_MATRIX, ACCESS_LINES]:
             if not access_refusal[Self.U](problem, types, code):
                 access.append(code)
         facts.add("access", access)
@@ -97,7 +103,7 @@ struct TunedDot[U: DotUnit](TunedKernel):
         var image = Extents.of(problem, ACCESS_IMAGE)
         facts.add("lines", equal_parts(image.height))
         var columns = equal_parts(problem.gemm_m())
-        if ACCESS_IMAGE in access:
+        if ACCESS_IMAGE in access or ACCESS_LINES in access:
             columns += equal_parts(image.width)
         facts.add("columns", columns)
         self._bytes(facts, access)
@@ -110,7 +116,7 @@ struct TunedDot[U: DotUnit](TunedKernel):
         var element = Self.U.spread(types.input) * element_bytes(types.input)
         for code in access:
             var bytes = element * problem.channels
-            if code == ACCESS_GATHER:
+            if code == ACCESS_GATHER or code == ACCESS_LINES:
                 var depth = problem.panel_layout(types.input).depth()
                 bytes = element * gathered_stride(
                     depth, element_bytes(types.input)

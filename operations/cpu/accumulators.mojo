@@ -5,6 +5,44 @@ from ..conv.memory import CACHE_LINE, Reads, Writes
 
 
 @fieldwise_init
+struct FilterSums(ImplicitlyCopyable, Movable):
+    """What products of integers have too much: the sums of the filters, times
+    how far the activations were above what they are."""
+
+    var elements: Reads[DType.int32]
+    """The filters' own sums, those of a panel side by side."""
+    var panel_stride: Int
+    """Elements between those of two panels."""
+    var zero_point: Int32
+    """How far above they are the activations were multiplied."""
+
+    @staticmethod
+    def none() -> Self:
+        """Nothing that is read."""
+        return Self(Reads[DType.int32](unsafe_from_address=CACHE_LINE), 0, 0)
+
+    @always_inline
+    def excess[
+        dtype: DType, width: Int
+    ](self, first: Int) -> SIMD[dtype, width]:
+        """What is to be subtracted from the sums of neighbouring filters. Both
+        may have wrapped; the difference has not.
+
+        Parameters:
+            dtype: Of the sums, int32.
+            width: How many filters.
+
+        Args:
+            first: The first filter of the tile.
+        """
+        var panel, lane = divmod(first, PANEL)
+        var sums = self.elements.unsafe_load[width=width, alignment=1](
+            panel * self.panel_stride + lane
+        )
+        return (sums * self.zero_point).cast[dtype]()
+
+
+@fieldwise_init
 struct Accumulators[dtype: DType](ImplicitlyCopyable, Movable):
     """The sums of a tile, in memory.
 
@@ -17,13 +55,8 @@ struct Accumulators[dtype: DType](ImplicitlyCopyable, Movable):
     """Bits of the sums."""
     var row_stride: Int
     """Elements between two rows of sums."""
-    var filter_sums: Reads[DType.int32]
-    """The filters' own sums, those of a panel side by side, if `dtype` is
-    int32."""
-    var panel_stride: Int
-    """Elements between those of two panels."""
-    var zero_point: Int32
-    """How far above they are the activations were multiplied."""
+    var filter_sums: FilterSums
+    """What is left to subtract, if `dtype` is int32."""
 
     @staticmethod
     def floats(
@@ -35,14 +68,7 @@ struct Accumulators[dtype: DType](ImplicitlyCopyable, Movable):
             elements: The sums.
             row_stride: Elements between two rows of them.
         """
-        # Nothing at this address is read.
-        return {
-            elements,
-            row_stride,
-            Reads[DType.int32](unsafe_from_address=CACHE_LINE),
-            0,
-            0,
-        }
+        return {elements, row_stride, FilterSums.none()}
 
     @always_inline
     def excess[width: Int](self, first: Int) -> SIMD[Self.dtype, width]:
@@ -55,12 +81,7 @@ struct Accumulators[dtype: DType](ImplicitlyCopyable, Movable):
             first: The first filter of the tile.
         """
         comptime if Self.dtype == DType.int32:
-            # Both may have wrapped; the difference has not.
-            var panel, lane = divmod(first, PANEL)
-            var sums = self.filter_sums.unsafe_load[width=width, alignment=1](
-                panel * self.panel_stride + lane
-            )
-            return (sums * self.zero_point).cast[Self.dtype]()
+            return self.filter_sums.excess[Self.dtype, width](first)
         return SIMD[Self.dtype, width](0)
 
     @always_inline

@@ -5,7 +5,12 @@ from std.utils.numerics import inf
 
 from ..conv.access import OutputTarget
 from ..conv.epilogue import Activation, Epilogue, clamped
-from ..conv.fields import ACTIVATION_CLAMP, ACTIVATION_NONE, ACTIVATION_RELU
+from ..conv.fields import (
+    ACTIVATION_CLAMP,
+    ACTIVATION_NONE,
+    ACTIVATION_RELU,
+    ACTIVATION_SILU,
+)
 from ..conv.operands import Arguments
 from ..conv.quantization import Quantization, Steps
 from .pixel import Pixel
@@ -21,7 +26,11 @@ and either may be missing."""
 comptime FORM_RESIDUAL = 2
 """What `FORM_LIMITS` has, a residual and limits again."""
 
-comptime FORM_STEPS = 3
+comptime FORM_SILU = 3
+"""A bias, then SiLU, and of integers a scale as `FORM_LIMITS` has it: what
+networks with SiLU have behind most of their convolutions."""
+
+comptime FORM_STEPS = 4
 """Anything, in steps: each is a loop over the whole tile, so that what an
 activation is is asked, and its constants are loaded, once a tile."""
 
@@ -104,6 +113,13 @@ struct Form[
         comptime if not Self.integers:
             if epilogue.has_scale or not epilogue.has_bias:
                 return
+        # Without a residual between them either may be the only one.
+        var codes = (epilogue.activation.code, epilogue.final_activation.code)
+        if not epilogue.has_residual and (
+            codes == (ACTIVATION_SILU, ACTIVATION_NONE)
+            or codes == (ACTIVATION_NONE, ACTIVATION_SILU)
+        ):
+            self.kind = FORM_SILU
         if not limits or not final_limits:
             return
         self.limits = limits.value()
@@ -182,18 +198,6 @@ struct Form[
             return rounded[Self.output](value)
 
     @always_inline
-    def _limited[
-        width: Int, //, last: Bool
-    ](self, v: SIMD[DType.float32, width], limits: Limits) -> SIMD[
-        DType.float32, width
-    ]:
-        """Values within limits; `stored` has the last ones of integers."""
-        comptime if last and Self.output.is_integral():
-            return v
-        else:
-            return clamped(v, limits.low, limits.high)
-
-    @always_inline
     def apply[
         kind: Int, width: Int
     ](
@@ -219,19 +223,75 @@ struct Form[
         Returns:
             The values to round and store.
         """
-        comptime if kind == FORM_IDENTITY:
-            return v
-        else:
-            var sum = v + bias
-            comptime if Self.integers:
-                sum = v.fma(scale, bias)
-            var result = self._limited[kind == FORM_LIMITS](sum, self.limits)
-            comptime if kind == FORM_RESIDUAL:
-                result = residual.fma(
-                    SIMD[DType.float32, width](self.epilogue.beta), result
-                )
-                result = self._limited[True](result, self.final_limits)
-            return result
+        return limited_sum[kind, Self.integers, Self.output](
+            v,
+            scale,
+            bias,
+            residual,
+            self.epilogue.beta,
+            self.limits,
+            self.final_limits,
+        )
+
+
+@always_inline
+def _limited[
+    width: Int, //, in_steps: Bool
+](v: SIMD[DType.float32, width], limits: Limits) -> SIMD[DType.float32, width]:
+    """Values within limits, unless the steps to integers have them."""
+    comptime if in_steps:
+        return v
+    else:
+        return clamped(v, limits.low, limits.high)
+
+
+@always_inline
+def limited_sum[
+    width: Int, //, kind: Int, integers: Bool, output: DType
+](
+    v: SIMD[DType.float32, width],
+    scale: SIMD[DType.float32, width],
+    bias: SIMD[DType.float32, width],
+    residual: SIMD[DType.float32, width],
+    beta: Float32,
+    limits: Limits,
+    final_limits: Limits,
+) -> SIMD[DType.float32, width]:
+    """`Epilogue.apply` of a form.
+
+    Parameters:
+        width: How many filters.
+        kind: The form, not `FORM_STEPS`.
+        integers: Whether sums are of integers, which have a scale.
+        output: Type of the output; the last limits of one of integers are left
+            to `Steps`.
+
+    Args:
+        v: The accumulators.
+        scale: What they are multiplied with, if they are of integers.
+        bias: What is added.
+        residual: What is added behind `limits`, if `kind` is `FORM_RESIDUAL`.
+        beta: The residual's factor.
+        limits: Of the activation.
+        final_limits: Of the final activation.
+
+    Returns:
+        The values to round and store.
+    """
+    comptime if kind == FORM_IDENTITY:
+        return v
+    else:
+        comptime in_steps = output.is_integral()
+        var sum = v + bias
+        comptime if integers:
+            sum = v.fma(scale, bias)
+        comptime if kind == FORM_SILU:
+            return Activation(ACTIVATION_SILU, 0, 0).apply[width](sum)
+        comptime if kind == FORM_LIMITS:
+            return _limited[in_steps](sum, limits)
+        var first = _limited[False](sum, limits)
+        var result = residual.fma(SIMD[DType.float32, width](beta), first)
+        return _limited[in_steps](result, final_limits)
 
 
 @always_inline

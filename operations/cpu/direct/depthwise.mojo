@@ -21,7 +21,6 @@ from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from .channels import Lanes
 from .cut import RowCut
-from ..output import PlainOutput
 from .depthwise_dot import (
     DOT_COLUMNS,
     compute_span_of_dots,
@@ -37,7 +36,12 @@ from .launch import (
     exactness_refusal,
     choose_rows,
 )
-from .sums import DirectOutput, ScratchSums, SumTarget
+from .sums import (
+    DirectOutput,
+    ScratchSums,
+    SumTarget,
+    direct_output,
+)
 
 
 def pairs_rows(problem: ConvProblem) -> Bool:
@@ -120,26 +124,23 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
         span: Span,
         output: DirectOutput[dtype],
     ) -> Int:
-        comptime if dtype.is_integral():
+        comptime widest = Lanes.widest(dtype)
+        if span.filters() < LANES:
             return 0
+        comptime if widest.width > LANES:
+            var wide, rest = _cut_channels(span, widest.width)
+            if wide.filters() > 0:
+                if not self._compute_dots(row, wide, output):
+                    self._compute[widest, 1](row, wide, output)
+            if rest.filters() > 0:
+                self._compute[Lanes.plain(LANES), 1](row, rest, output)
+            return 1
         else:
-            comptime widest = Lanes.widest(dtype)
-            if span.filters() < LANES:
-                return 0
-            comptime if widest.width > LANES:
-                var wide, rest = _cut_channels(span, widest.width)
-                if wide.filters() > 0:
-                    if not self._compute_dots(row, wide, output):
-                        self._compute[widest, 1](row, wide, output)
-                if rest.filters() > 0:
-                    self._compute[Lanes.plain(LANES), 1](row, rest, output)
-                return 1
-            else:
-                if rows > 1 and pairs_rows(row.problem) and row.slices() == 1:
-                    self._compute[widest, 2](row, span, output)
-                    return 2
-                self._compute[widest, 1](row, span, output)
-                return 1
+            if rows > 1 and pairs_rows(row.problem) and row.slices() == 1:
+                self._compute[widest, 2](row, span, output)
+                return 2
+            self._compute[widest, 1](row, span, output)
+            return 1
 
     @always_inline
     def _compute_dots[
@@ -309,9 +310,7 @@ struct Depthwise[P: Pool](RowKernel):
                 arguments.activation.data(),
                 arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
-                PlainOutput[type_of(arguments).Source.dtype].of(
-                    arguments, problem.filters
-                ),
+                direct_output(arguments, problem.filters),
             ),
             queue,
         )

@@ -16,7 +16,6 @@ from ..config import fused_input_refusal
 from ..epilogue import TileStore
 from ..features import AVX512_BF16, has_feature
 from ..named import checked_cut, raise_refusal
-from ..output import PlainOutput
 from ..pool import Pool
 from .cut import RowCut
 from .depthwise_dot import names_dot_tile
@@ -30,7 +29,12 @@ from .launch import (
     exactness_refusal,
     choose_rows,
 )
-from .sums import DirectOutput, ScratchSums, SumTarget
+from .sums import (
+    DirectOutput,
+    ScratchSums,
+    SumTarget,
+    direct_output,
+)
 
 
 @fieldwise_init
@@ -200,9 +204,7 @@ struct Grouped[P: Pool](RowKernel):
                 arguments.activation.data(),
                 arguments.quantization.zero_point.cast[DType.float32](),
                 TileStore(arguments),
-                PlainOutput[type_of(arguments).Source.dtype].of(
-                    arguments, problem.filters
-                ),
+                direct_output(arguments, problem.filters),
             ),
             queue,
         )

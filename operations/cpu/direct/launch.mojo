@@ -11,7 +11,7 @@ from ...conv.quantization import EXACT_PRODUCTS
 from ..accumulators import OutputTile
 from ..epilogue import TileStore
 from ..kernel import CpuKernel
-from ..output import PlainOutput
+from ..register_output import RegisterOutput
 from ..scheduler import Schedule, Tasks
 from .cut import RowCut, image_rows
 from .image_row import COLUMNS, SPAN_SUMS, ImageRow, Span
@@ -209,7 +209,7 @@ def _run_rows[
     activation: Reads[dtype],
     zero: Float32,
     output: TileStore,
-    direct: Optional[PlainOutput[dtype]],
+    direct: Optional[RegisterOutput[dtype]],
     index: Int,
     rows: Int,
     part: Span,
@@ -267,7 +267,7 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
     """What stands for 0 in it, where it is integers."""
     var output: TileStore
     """The epilogue and the output."""
-    var direct: Optional[PlainOutput[Self.element_type]]
+    var direct: Optional[RegisterOutput[Self.element_type]]
     """The output, if sums may go there from registers."""
 
     def __init__(
@@ -278,7 +278,7 @@ struct RowTasks[element_type: DType, Kernel: SpanKernel](Tasks):
         activation: Reads[Self.element_type],
         zero: Float32,
         output: TileStore,
-        direct: Optional[PlainOutput[Self.element_type]] = None,
+        direct: Optional[RegisterOutput[Self.element_type]] = None,
     ):
         """The tasks of a launch.
 

@@ -13,11 +13,13 @@ from ...conv.search import Candidates, cheapest
 from ..gemm.candidates import L1_WAY_BYTES, L1_WAYS
 from ..gemm.scheduler import gathered_stride
 from ..gemm.tile_io import copy_width
+from .edges import inside_share
 from .few_filters import few_filters
 from .mma import CHUNK_WORDS, DotUnit
 from .scheduler import (
     ACCESS_GATHER,
     ACCESS_IMAGE,
+    ACCESS_LINES,
     ACCESS_MATRIX,
     Blocking,
     Cut,
@@ -48,8 +50,11 @@ comptime STORE_CYCLES = 0.5
 comptime TILE_CYCLES = 20.0
 """Of a register tile, whatever its depth: its sums go through L1."""
 
-comptime PLAIN_STORE_CYCLES = 0.15
+comptime REGISTER_STORE_CYCLES = 0.15
 """Of an output that a register tile stores itself."""
+
+comptime INTEGER_STORE_CYCLES = 0.3
+"""The same where outputs are integers, which are scaled and rounded."""
 
 comptime CALL_CYCLES = 80.0
 """Of multiplying a run of tiles, however short."""
@@ -86,6 +91,10 @@ struct Extents(ImplicitlyCopyable, Movable):
             problem: The convolution.
             access: An `ACCESS_*` code.
         """
+        if access == ACCESS_LINES:
+            return Extents(
+                problem.gemm_m() // problem.output[2], 1, problem.output[2]
+            )
         if access != ACCESS_IMAGE:
             return Extents(1, 1, problem.gemm_m())
         return Extents(
@@ -130,6 +139,13 @@ def access_refusal[
     if access == ACCESS_IMAGE:
         if problem.dilation[2] != 1 and problem.group_channels() % unit != 0:
             return String("taps of a filter row are not side by side")
+    if access == ACCESS_LINES:
+        if U.tiles == 1 or few_filters[U](problem, types.input) > 0:
+            return String("taps are not left out of register tiles")
+        if problem.group_channels() % unit != 0:
+            return String(t"a tap is not whole chunks of {unit} products")
+        if problem.pad_before[1] == 0 and problem.pad_before[2] == 0:
+            return String("no taps lie beside the image")
     return None
 
 
@@ -175,7 +191,9 @@ def make_blocking[
     )
     if cut.access == ACCESS_MATRIX and U.spread(types.input) > 1:
         blocking.block_elements = cut.columns * problem.channels
-    if cut.access == ACCESS_GATHER:
+    if cut.access == ACCESS_LINES:
+        blocking.flat = False
+    if cut.access == ACCESS_GATHER or cut.access == ACCESS_LINES:
         blocking.row_stride = gathered_stride(
             panel.depth(), element_bytes(types.input)
         )
@@ -237,7 +255,12 @@ struct Cuts[U: DotUnit](Candidates):
         self.types = types
         self.threads = threads
         self.table = List[Blocking]()
-        for access in [ACCESS_MATRIX, ACCESS_IMAGE, ACCESS_GATHER]:
+        for access in [
+            ACCESS_MATRIX,
+            ACCESS_IMAGE,
+            ACCESS_LINES,
+            ACCESS_GATHER,
+        ]:
             if not access_refusal[Self.U](problem, types, access):
                 self._list(access)
 
@@ -370,7 +393,7 @@ def _copy_cycles[
     ref cut = blocking.cut
     var bytes = Float64(blocking.block_elements * element_bytes(types.input))
     var pieces = 0
-    if cut.access == ACCESS_GATHER:
+    if cut.access == ACCESS_GATHER or cut.access == ACCESS_LINES:
         # A tap is a piece of its own where another one does not follow it.
         var taps = problem.taps()
         if problem.groups == 1 and problem.dilation[2] == 1:
@@ -402,6 +425,8 @@ def _multiply_cycles[
     var chunks = Float64(blocking.chunks)
     comptime if U.step_words < CHUNK_WORDS:
         chunks = Float64(blocking.words()) / Float64(CHUNK_WORDS)
+    if not blocking.flat and U.tiles > 1:
+        chunks *= inside_share(problem, blocking)
     # Gathered rows do not compete; those of a copied rectangle are in L2.
     var apart = L1_WAY_BYTES // gcd(
         blocking.row_stride * element_bytes(types.input), L1_WAY_BYTES
@@ -420,7 +445,9 @@ def _multiply_cycles[
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
     var stored = STORE_CYCLES
     if U.stores_outputs(types.output) and blocking.are_outputs(cut.lines):
-        stored = PLAIN_STORE_CYCLES
+        stored = REGISTER_STORE_CYCLES
+        if types.output.is_integral():
+            stored = INTEGER_STORE_CYCLES
     return (
         Float64(ceildiv(cut.panels, step)) * panels + Float64(outputs) * stored
     )

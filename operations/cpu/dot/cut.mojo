@@ -14,7 +14,7 @@ from .candidates import (
     make_blocking,
 )
 from .mma import DotUnit
-from .scheduler import ACCESS_MATRIX, Blocking, Cut
+from .scheduler import ACCESS_LINES, Blocking, Cut
 
 
 @fieldwise_init
@@ -127,7 +127,7 @@ struct DotCut(NumberedCut):
             types: Of the operands.
             threads: How many threads there are.
         """
-        var refusal = range_refusal("access", self.access, 0, ACCESS_MATRIX)
+        var refusal = range_refusal("access", self.access, 0, ACCESS_LINES)
         if not refusal:
             refusal = access_refusal[U](problem, types, self.access)
             if refusal:

@@ -13,7 +13,7 @@ from ...conv.panels import interleaved_products
 from ...conv.problem import ConvProblem
 from ..config import vector_registers
 from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
-from .vector_tile import VectorUnit
+from .vector_unit import VectorUnit
 
 comptime MAX_FEW_FILTERS = PANEL // 4
 """Filters of the widest register tile."""

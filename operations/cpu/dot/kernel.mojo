@@ -75,7 +75,7 @@ def run_task[
             problem,
             columns,
             block.group,
-            RowTile(block.column, block.columns),
+            RowTile(output_row(params, block, 0, 0), block.columns),
             copied,
             blocking.row_stride,
         )
@@ -105,10 +105,7 @@ def _multiply_block[
 ):
     """Multiplies a block whose activations lie as the cut says."""
     var at_once = U.tiles
-    # Sums of a panel that is not full go through memory.
-    if stores_block[U](params, block) and (
-        params.problem.gemm_n() % PANEL == 0
-    ):
+    if stores_block[U](params, block):
         at_once = U.tiles_at_once(params.Source.dtype, params.blocking.chunks)
     var strips = Strips.of[U](
         params.blocking, block.lines, block.columns, at_once

@@ -19,8 +19,8 @@ from ..gemm.launch import panels_refusal
 from ..gemm.scheduler import gathered_stride
 from ..kernel import CpuKernel
 from ..named import checked_cut, raise_refusal
-from ..output import PlainOutput
 from ..pool import Pool
+from ..register_output import RegisterOutput
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
 from .cut import DotCut
@@ -265,7 +265,7 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
             arguments.quantization.zero_point,
             problem.panel_layout(Source.dtype),
             TileStore(arguments),
-            PlainOutput[Source.dtype].of(arguments, problem.filters),
+            RegisterOutput[Source.dtype].of(arguments, problem.filters),
             problem,
             plan.blocking,
             # Else threads would write to the same cache lines.

@@ -1,12 +1,13 @@
 """Where the sums of a dot-product register tile become outputs: in memory, behind
-the epilogue, or in its registers, where the output is plain."""
+the epilogue, or in its registers, where the epilogue's form allows it."""
 
 from std.collections import Optional
 from std.sys.info import size_of
 
 from ...conv.fields import PANEL
-from ..accumulators import Accumulators, OutputTile
-from .mma import DotUnit, OutputLines, Sums
+from ..accumulators import Accumulators, FilterSums, OutputTile
+from .few_filters import few_filters
+from .mma import DotUnit, OutputLines, Sums, TileOutput
 from .params import DotParams, Place, filter_tile
 from .scheduler import Block
 
@@ -14,14 +15,18 @@ from .scheduler import Block
 @always_inline
 def stores_block[U: DotUnit](params: DotParams, block: Block) -> Bool:
     """Whether register tiles store outputs of a block themselves: its positions
-    are outputs, and some of its panels are full."""
+    are outputs, and its filters are not few."""
     comptime if U.stores_outputs(params.Source.dtype):
-        return Bool(params.plain) and params.blocking.are_outputs(block.lines)
+        return (
+            Bool(params.stored)
+            and params.blocking.are_outputs(block.lines)
+            and few_filters[U](params.problem, params.Source.dtype) == 0
+        )
     return False
 
 
 @always_inline
-def plain_outputs[
+def register_outputs[
     U: DotUnit
 ](params: DotParams, block: Block, place: Place) -> Optional[
     OutputLines[params.Source.dtype]
@@ -36,12 +41,15 @@ def plain_outputs[
         place.first,
         place.rows,
     )
-    if not stores_block[U](params, block) or (
-        tile.filters < place.panels * PANEL
-    ):
+    if not stores_block[U](params, block):
         return None
     return OutputLines(
-        params.plain.value().at(tile.row, tile.filter), params.blocking.width
+        TileOutput(
+            params.stored.value().at(tile.row, tile.filter),
+            _filter_sums[U](params, block, place.panel, place.panels),
+            tile.filters,
+        ),
+        params.blocking.width,
     )
 
 
@@ -104,23 +112,38 @@ def store_tile[
     comptime dtype = params.Source.dtype
     var tile = _output_tile(params, block, panel, panels, line, column, rows)
     comptime if dtype.is_integral():
-        comptime flipped = Int32(128 if U.flips(dtype) else 0)
-        var filter = filter_tile(params, block, panel, panels)
         params.output.store_integers(
             params.problem,
             tile,
             Accumulators[DType.int32](
                 sums.elements,
                 sums.stride,
-                filter.elements.unsafe_offset(
-                    params.panel.sums_offset()
-                ).unsafe_bitcast[Int32](),
-                params.panel.elements() // size_of[DType.int32](),
-                params.zero_point + flipped,
+                _filter_sums[U](params, block, panel, panels),
             ),
         )
     else:
         params.output.store(params.problem, tile, sums.elements, sums.stride)
+
+
+@always_inline
+def _filter_sums[
+    U: DotUnit
+](params: DotParams, block: Block, panel: Int, panels: Int) -> FilterSums:
+    """What the sums of some of a block's panels have too much; nothing unless
+    they are of integers."""
+    comptime dtype = params.Source.dtype
+    comptime if dtype.is_integral():
+        comptime flipped = Int32(128 if U.flips(dtype) else 0)
+        var filter = filter_tile(params, block, panel, panels)
+        return FilterSums(
+            filter.elements.unsafe_offset(
+                params.panel.sums_offset()
+            ).unsafe_bitcast[Int32](),
+            params.panel.elements() // size_of[DType.int32](),
+            params.zero_point + flipped,
+        )
+    else:
+        return FilterSums.none()
 
 
 @always_inline

@@ -8,7 +8,7 @@ from ...conv.memory import Reads, Writes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..epilogue import TileStore
-from ..output import PlainOutput
+from ..register_output import RegisterOutput
 from .mma import FilterTile
 from .scheduler import Block, Blocking
 
@@ -29,7 +29,7 @@ struct DotParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var panel: PanelLayout
     """The order of its panels' elements."""
     var output: TileStore
-    var plain: Optional[PlainOutput[Self.Source.dtype]]
+    var stored: Optional[RegisterOutput[Self.Source.dtype]]
     """The output, if register tiles may store it themselves."""
     var problem: ConvProblem
     var blocking: Blocking

@@ -10,10 +10,10 @@ from ...conv.problem import ConvProblem
 from .edges import edges_of
 from .few_filters import few_filters, unpack_filters
 from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
-from .outputs import plain_outputs, store_sums
+from .outputs import register_outputs, store_sums
 from .params import DotParams, DotScratch, Place, filter_tile
 from .scheduler import Block, Blocking, Strips
-from .vector_tile import L1_SLICE_BYTES
+from .vector_unit import L1_SLICE_BYTES
 from .widening import widen_panel
 
 
@@ -121,6 +121,14 @@ def tile_sums[U: DotUnit]() -> Int:
     return U.tiles * U.rows * max(U.panels, U.single_panels) * PANEL
 
 
+def _padding[U: DotUnit](dtype: DType, zero_point: Int32) -> UInt32:
+    """A word of padding, as the unit multiplies it."""
+    if not dtype.is_integral():
+        return 0
+    var byte = UInt32(zero_point + Int32(128 if U.flips(dtype) else 0)) & 0xFF
+    return byte * 0x01010101
+
+
 struct TilePipeline[U: DotUnit, Source: ActivationSource]:
     """The register tiles of a block, one after the other: with two stages, which
     are buffers of sums, one is stored while the next is being multiplied.
@@ -145,7 +153,7 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
     var slices: Bool
     """See `widens_slices`."""
     var skips: Bool
-    """Whether products with padding may be left out: where it is zeros."""
+    """Whether products with padding may be left out."""
 
     def __init__(
         out self,
@@ -174,11 +182,11 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         self.slices = widens_slices[Self.U](
             params.problem, dtype, params.blocking
         )
+        # Sums of padding that is no zeros are as wide as it.
         self.skips = (
             Self.U.tiles > 1
             and self.few == 0
-            and not Self.U.flips(dtype)
-            and params.zero_point == 0
+            and (Self.U.spread(dtype) == 1 or params.zero_point == 0)
         )
 
     @always_inline
@@ -295,9 +303,9 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
                 self.block,
                 place.line,
                 place.first,
-                place.rows,
+                _padding[Self.U](Self.Source.dtype, self.params.zero_point),
             )
-        var outputs = plain_outputs[Self.U](self.params, self.block, place)
+        var outputs = register_outputs[Self.U](self.params, self.block, place)
         Self.U.multiply(
             state, tile, self._filter(place), self._sums(place), outputs
         )

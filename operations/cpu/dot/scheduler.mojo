@@ -17,6 +17,10 @@ taps of a filter row lie side by side, or are whole chunks."""
 comptime ACCESS_MATRIX = 2
 """The activation is the implicit GEMM's matrix as it lies in memory."""
 
+comptime ACCESS_LINES = 3
+"""Rows of the implicit im2col matrix are copied, of one line of the image: taps
+that lie beside it are left out."""
+
 
 @fieldwise_init
 struct Cut(Equatable, ImplicitlyCopyable, Movable):
@@ -143,6 +147,8 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
             )
         else:
             writer.write("rows of the im2col matrix are copied; ")
+            if self.cut.access == ACCESS_LINES:
+                writer.write("taps beside the image are left out; ")
         writer.write(
             t"{self.blocks()} blocks of {self.cut.lines} x {self.cut.columns}"
             t" pixels x {self.cut.panels * PANEL} filters, {self.depth}"

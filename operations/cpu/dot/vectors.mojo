@@ -9,7 +9,7 @@ hold, for each of a panel's filters.
 (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.)
 """
 
-from std.collections import Optional
+from std.collections import Array, Optional
 from std.memory import bitcast
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget
@@ -24,7 +24,8 @@ from ...conv.memory import Reads, Writes, sum_type
 from ...conv.kernel import kernel_name
 from ..features import AVX512_BF16, AVX512_VNNI, AVX_VNNI
 from ..near_rows import near_address
-from ..rounding import rounded_by_avx512_bf16
+from ..register_output import RegisterOutput
+from ..rounding import quantized_by_avx512, rounded_by_avx512_bf16
 from .few_filters import multiply_few
 from .mma import (
     CHUNK_WORDS,
@@ -34,11 +35,11 @@ from .mma import (
     OutputLines,
     Sums,
 )
-from .vector_tile import (
+from .vector_tile import multiply_panels
+from .vector_unit import (
     L1_SLICE_BYTES,
     L2_SLICE_BYTES,
     VectorUnit,
-    multiply_panels,
     near_word,
     slices_of,
     tiles_together,
@@ -182,7 +183,8 @@ struct X86Unit[
 
     @staticmethod
     def stores_outputs(dtype: DType) -> Bool:
-        return Self.code == KERNEL_AVX512_BF16 and dtype == DType.bfloat16
+        """See `DotUnit`. AVX-VNNI has no registers for what rounds."""
+        return Self.code != KERNEL_AVX_VNNI and Bool(Self.feature(dtype))
 
     @staticmethod
     def tiles_at_once(dtype: DType, chunks: Int) -> Int:
@@ -194,21 +196,29 @@ struct X86Unit[
 
     @staticmethod
     def round[
-        dtype: DType
+        dtype: DType, registers: Int
     ](
-        low: SIMD[DType.float32, Self.lanes],
-        high: SIMD[DType.float32, Self.lanes],
-    ) -> SIMD[dtype, 2 * Self.lanes]:
-        """See `VectorUnit`. Denormal numbers become zeros."""
-        comptime assert (
-            Self.code == KERNEL_AVX512_BF16
-        ), "no other unit stores outputs"
-        return bitcast[dtype, 2 * Self.lanes](
-            rounded_by_avx512_bf16(
-                rebind[SIMD[DType.float32, 16]](low),
-                rebind[SIMD[DType.float32, 16]](high),
+        output: RegisterOutput[dtype],
+        values: Array[SIMD[DType.float32, Self.lanes], registers],
+    ) -> SIMD[dtype, registers * Self.lanes]:
+        """See `VectorUnit`. Denormal numbers of bfloat16 become zeros."""
+        comptime Register = SIMD[DType.float32, 16]
+        comptime Outputs = SIMD[dtype, registers * Self.lanes]
+        comptime if dtype == DType.bfloat16:
+            var pairs = rounded_by_avx512_bf16(
+                rebind[Register](values[0]), rebind[Register](values[1])
             )
-        )
+            return rebind[Outputs](bitcast[dtype, 32](pairs))
+        else:
+            return rebind[Outputs](
+                quantized_by_avx512[dtype](
+                    output.byte_steps,
+                    rebind[Register](values[0]),
+                    rebind[Register](values[1]),
+                    rebind[Register](values[2]),
+                    rebind[Register](values[3]),
+                )
+            )
 
     @staticmethod
     def widen[dtype: DType](panel: Reads[dtype], words: Int, to: Writes[dtype]):

@@ -27,12 +27,8 @@ from .mma import (
     OutputLines,
     Sums,
 )
-from .vector_tile import (
-    L1_SLICE_BYTES,
-    VectorUnit,
-    multiply_panels,
-    tiles_together,
-)
+from .vector_tile import multiply_panels
+from .vector_unit import L1_SLICE_BYTES, VectorUnit, tiles_together
 
 comptime PAIR_CYCLES = 0.5
 """Of the products of a pair of 16 bits with a register of filters: a

@@ -23,7 +23,7 @@ from ...conv.problem import ConvProblem
 from ..config import reads_in_place
 from ..accumulators import OutputTile
 from ..epilogue import TileStore
-from ..output import PlainOutput
+from ..register_output import RegisterOutput
 from .mma import (
     MAX_RUNS,
     MIN_RUN,
@@ -63,7 +63,7 @@ struct GemmParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var panel: PanelLayout
     """The order of its panels' elements."""
     var output: TileStore
-    var plain: Optional[PlainOutput[DType.float32]]
+    var stored: Optional[RegisterOutput[DType.float32]]
     """The output, if register tiles may store it themselves."""
     var problem: ConvProblem
     var blocking: Blocking
@@ -317,10 +317,10 @@ def _run_group(
     var width = params.blocking.tile_panels()
     var panels = params.blocking.stored_panels()
     var stored = params.blocking.stored_tiles()
-    var outputs = _plain_outputs(params, group) if is_last else None
+    var outputs = _register_outputs(params, group) if is_last else None
     for panel in range(0, task.panels, panels):
         var end = min(panel + panels, task.panels)
-        var plain = Bool(outputs) and end * PANEL <= group.count
+        var stores = Bool(outputs) and end * PANEL <= group.count
         for first in range(0, task.tiles, stored):
             var sums = Sums(params, scratch, group.index, panel, first)
             var rows = 0
@@ -333,7 +333,7 @@ def _run_group(
                             params, task, columns, tiles, group, at, last, i
                         )
                     var own = StoredRows.none()
-                    if plain:
+                    if stores:
                         own = StoredRows(
                             outputs.value().at(tiles[i].row, at * PANEL),
                             tiles[i].rows,
@@ -351,7 +351,7 @@ def _run_group(
                         own,
                     )
                 rows += tiles[i].rows
-            if is_last and not plain:
+            if is_last and not stores:
                 var tile = RowTile(tiles[first].row, rows)
                 params.output.store(
                     problem,
@@ -362,14 +362,14 @@ def _run_group(
 
 
 @always_inline
-def _plain_outputs(
+def _register_outputs(
     params: GemmParams, group: GroupFilters
-) -> Optional[PlainOutput[DType.float32]]:
+) -> Optional[RegisterOutput[DType.float32]]:
     """The outputs of a task's group, from the image's first pixel on, if register
     tiles may store them."""
-    if not params.plain:
+    if not params.stored:
         return None
-    return params.plain.value().at(0, group.first_filter)
+    return params.stored.value().at(0, group.first_filter)
 
 
 @always_inline

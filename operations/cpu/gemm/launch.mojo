@@ -18,8 +18,8 @@ from ..config import (
 from ..epilogue import TileStore
 from ..kernel import CpuKernel
 from ..named import checked_cut, raise_refusal
-from ..output import PlainOutput
 from ..pool import Pool
+from ..register_output import RegisterOutput
 from ..scheduler import Schedule, Tasks
 from .candidates import choose_blocking
 from .cut import NamedCut
@@ -118,19 +118,19 @@ def _params[
         arguments.filter,
         problem.panel_layout(Source.dtype),
         TileStore(arguments),
-        _plain_output(problem, arguments),
+        _register_output(problem, arguments),
         problem,
         plan.blocking,
     )
 
 
-def _plain_output(
+def _register_output(
     problem: ConvProblem, ref arguments: Arguments
-) -> Optional[PlainOutput[DType.float32]]:
-    """The output, if register tiles may store it: float32 behind a bias and
-    limits at most."""
+) -> Optional[RegisterOutput[DType.float32]]:
+    """The output, if register tiles may store it: float32, behind an
+    epilogue of `REGISTER_FORMS`."""
     comptime if type_of(arguments).Source.dtype == DType.float32:
-        return PlainOutput[DType.float32].of(arguments, problem.filters)
+        return RegisterOutput[DType.float32].of(arguments, problem.filters)
     else:
         return None
 

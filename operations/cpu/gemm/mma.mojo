@@ -10,14 +10,13 @@ from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget, size_of
 from std.sys.intrinsics import PrefetchOptions, prefetch
 
-from ...conv.epilogue import clamped
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.panels import chunk_products, interleaved_products
 from ..config import CPU_TILE, LANES, MOST_TILE_PANELS, tile_panels
 from ..near_rows import NEAR_ROWS, near_address
-from ..output import PlainOutput
 from ..panel import load_filters, load_pairs, widened
+from ..register_output import REGISTER_FORMS, RegisterOutput
 from ..unit import MultiplyUnit, opaque
 
 
@@ -95,7 +94,7 @@ struct FilterOperand[dtype: DType](ImplicitlyCopyable, Movable):
 struct StoredRows(ImplicitlyCopyable, Movable):
     """The outputs that a register tile stores itself."""
 
-    var output: PlainOutput[DType.float32]
+    var output: RegisterOutput[DType.float32]
     """Of the first row and filter."""
     var rows: Int
     """How many rows; 0: it stores none, and its sums go to memory."""
@@ -103,7 +102,7 @@ struct StoredRows(ImplicitlyCopyable, Movable):
     @staticmethod
     def none() -> Self:
         """No outputs."""
-        return Self(PlainOutput[DType.float32].nowhere(), 0)
+        return Self(RegisterOutput[DType.float32].nowhere(), 0)
 
 
 comptime UNROLLED = 4
@@ -330,10 +329,10 @@ def multiply_tile[
                 k += 1
             begin = end
     if stored.rows > 0:
-        if stored.output.has_bias:
-            _store_outputs[rows, panels, True](acc, stored)
-        else:
-            _store_outputs[rows, panels, False](acc, stored)
+        comptime for i in range(len(REGISTER_FORMS)):
+            comptime form = REGISTER_FORMS[i]
+            if stored.output.form == form:
+                _store_outputs[rows, panels, form](acc, stored)
         return
     comptime for i in range(rows):
         comptime for j in range(vectors):
@@ -344,30 +343,24 @@ def multiply_tile[
 
 @always_inline
 def _store_outputs[
-    rows: Int, panels: Int, has_bias: Bool
+    rows: Int, panels: Int, form: Int
 ](
     acc: Array[SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)],
     stored: StoredRows,
 ):
-    """Stores the outputs of a tile's sums, behind bias and limits if there are
-    any."""
+    """Stores the outputs of a tile's sums, behind an epilogue of a form."""
     comptime vectors = panels * PANEL // LANES
     ref output = stored.output
     comptime for j in range(vectors):
-        var bias = Vector(0)
-        comptime if has_bias:
-            bias = output.bias.unsafe_load[width=LANES](j * LANES)
+        var bias = output.load_bias[form, LANES](j * LANES)
         comptime for i in range(rows):
-            var value = acc[i * vectors + j]
-            comptime if has_bias:
-                value = clamped(
-                    value + bias, output.limits.low, output.limits.high
-                )
             # A tile of an odd number of rows has one row too many.
             if i + 1 < rows or stored.rows == rows:
-                output.elements.unsafe_store(
-                    i * output.filters + j * LANES, value
+                var at = i * output.filters + j * LANES
+                var value = output.finished[form, LANES](
+                    acc[i * vectors + j], 1, bias, at
                 )
+                output.elements.unsafe_store[alignment=1](at, value)
 
 
 @always_inline

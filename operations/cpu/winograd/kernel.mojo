@@ -15,7 +15,7 @@ from std.sys.info import size_of
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes, sum_type
 from ...conv.problem import ConvProblem
-from ..accumulators import Accumulators, OutputTile
+from ..accumulators import Accumulators, FilterSums, OutputTile
 from ..config import CPU_TILE
 from ..epilogue import TileStore
 from ..pixel import Pixel
@@ -450,11 +450,13 @@ def _store[
             Accumulators[DType.int32](
                 sums,
                 columns,
-                params.filter.unsafe_offset(
-                    panel * layout.elements() + layout.sums_offset()
-                ).unsafe_bitcast[Int32](),
-                layout.elements() // size_of[DType.int32](),
-                zero_point=0,
+                FilterSums(
+                    params.filter.unsafe_offset(
+                        panel * layout.elements() + layout.sums_offset()
+                    ).unsafe_bitcast[Int32](),
+                    layout.elements() // size_of[DType.int32](),
+                    zero_point=0,
+                ),
             ),
         )
     else:

@@ -17,7 +17,7 @@ __all__ = ["RULES"]
 def _access(model: Model, workload: Workload) -> None:
     """How register tiles read the activation."""
     codes = workload.facts.row("access")
-    candidates(model, "access", codes, "gathered, a rectangle of the image, matrix")
+    candidates(model, "access", codes, "gathered, a rectangle of the image, matrix, lines")
     is_image = [int(code == workload.facts["image"]) for code in codes]
     stage_fuse(model, "in_image", place(model, "access"), is_image)
 

@@ -1,0 +1,147 @@
+"""Stores of a vector unit's register tile: its sums become outputs without going
+through memory."""
+
+from std.collections import Array
+from std.math import iota
+from std.sys.info import size_of
+from std.sys.intrinsics import PrefetchOptions, masked_store, prefetch
+
+from ...conv.fields import PANEL
+from ...conv.memory import sum_type
+from ..accumulators import FilterSums
+from ..form import FORM_IDENTITY, FORM_RESIDUAL
+from ..register_output import REGISTER_FORMS, RegisterOutput
+from .mma import TileOutput
+from .vector_unit import VectorUnit
+
+
+@always_inline
+def prefetch_outputs[dtype: DType, rows: Int](output: RegisterOutput[dtype]):
+    """Asks for the memory that outputs go to, a cache line of each pixel, and for
+    their residuals, while they are being computed: the hardware does not guess
+    where pixels lie.
+
+    Parameters:
+        dtype: Of the outputs.
+        rows: Pixels.
+
+    Args:
+        output: The outputs.
+    """
+    comptime to_write = PrefetchOptions().for_write().high_locality()
+    comptime to_read = PrefetchOptions().for_read().high_locality()
+    comptime for i in range(rows):
+        prefetch[params=to_write](
+            output.elements.unsafe_offset(i * output.filters)
+        )
+    if output.form == FORM_RESIDUAL:
+        comptime for i in range(rows):
+            prefetch[params=to_read](
+                output.residual.unsafe_offset(i * output.filters)
+            )
+
+
+@always_inline
+def store_outputs[
+    U: VectorUnit, dtype: DType, rows: Int, panels: Int
+](
+    acc: Array[
+        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
+    ],
+    tile: TileOutput[dtype],
+):
+    """Stores outputs of the sums of a register tile.
+
+    Parameters:
+        U: The instructions.
+        dtype: Of the operands and the outputs.
+        rows: Pixels.
+        panels: Filter panels.
+
+    Args:
+        acc: The sums, those of a pixel one after the other.
+        tile: The outputs.
+    """
+    comptime for i in range(len(REGISTER_FORMS)):
+        comptime form = REGISTER_FORMS[i]
+        comptime if form != FORM_IDENTITY or not dtype.is_integral():
+            if tile.output.form == form:
+                if tile.filters == panels * PANEL:
+                    _store_form[U, dtype, rows, panels, form, False](acc, tile)
+                else:
+                    _store_form[U, dtype, rows, panels, form, True](acc, tile)
+
+
+@always_inline
+def _store_form[
+    U: VectorUnit,
+    dtype: DType,
+    rows: Int,
+    panels: Int,
+    form: Int,
+    partial: Bool,
+](
+    acc: Array[
+        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
+    ],
+    tile: TileOutput[dtype],
+):
+    """Stores them behind an epilogue of a form, as many registers at once as make
+    one of outputs: as a rule those of a cache line of each pixel. With `partial`
+    the last register of a pixel has lanes that are no filters."""
+    comptime vectors = panels * PANEL // U.lanes
+    comptime together = size_of[DType.float32]() // size_of[dtype]()
+    comptime Floats = SIMD[DType.float32, U.lanes]
+    ref output = tile.output
+    var mask = iota[DType.int32, U.lanes]().lt(
+        Int32(tile.filters - (vectors - 1) * U.lanes)
+    )
+    comptime for v in range(0, vectors, 2):
+        comptime both = min(2, vectors - v)
+        var bias = Array[Floats, both](fill=0)
+        var scale = Array[Floats, both](fill=1)
+        var excess = Array[SIMD[sum_type(dtype), U.lanes], both](fill=0)
+        comptime for k in range(both):
+            comptime at = (v + k) * U.lanes
+            comptime cut = partial and v + k == vectors - 1
+            bias[k] = output.load_bias[form, U.lanes, cut](at, mask)
+            comptime if dtype.is_integral():
+                scale[k] = output.load_scale[U.lanes, cut](at, mask)
+                excess[k] = tile.sums.excess[sum_type(dtype), U.lanes](at)
+        comptime count = together // both
+        comptime for first in range(0, rows, count):
+            var values = Array[Floats, together](fill=0)
+            comptime for piece in range(together):
+                comptime i = first + piece // both
+                comptime k = piece % both
+                comptime cut = partial and v + k == vectors - 1
+                comptime if i < rows and piece < count * both:
+                    var sum = acc[i * vectors + v + k]
+                    comptime if dtype.is_integral():
+                        sum -= excess[k]
+                    values[piece] = output.finished[form, U.lanes, cut](
+                        sum.cast[DType.float32](),
+                        scale[k],
+                        bias[k],
+                        i * output.filters + (v + k) * U.lanes,
+                        mask,
+                    )
+            var rounded = U.round[dtype, together](output, values)
+            comptime for i in range(first, min(rows, first + count)):
+                comptime at = (i - first) * both * U.lanes
+                var to = output.elements.unsafe_offset(
+                    i * output.filters + v * U.lanes
+                )
+                comptime whole = both - (
+                    1 if partial and v + both == vectors else 0
+                )
+                comptime if whole > 0:
+                    to.unsafe_store[alignment=1](
+                        rounded.slice[whole * U.lanes, offset=at]()
+                    )
+                comptime if whole < both:
+                    masked_store(
+                        rounded.slice[U.lanes, offset=at + whole * U.lanes](),
+                        to.unsafe_offset(whole * U.lanes),
+                        mask,
+                    )
