@@ -24,7 +24,6 @@ from .cpu.dot.scheduler import (
     ACCESS_IMAGE,
     ACCESS_LINES,
     ACCESS_MATRIX,
-    Cut,
 )
 from .cpu.gemm.scheduler import gathered_stride
 from .cpu.gemm.tile_io import copy_width

@@ -4,7 +4,6 @@ each vector: in memory, channels last, of the activation's own type."""
 from std.collections import Optional
 from std.sys.intrinsics import masked_load
 
-from ..conv.fields import PANEL
 from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.operands import Arguments
 from ..conv.quantization import Steps

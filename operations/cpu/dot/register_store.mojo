@@ -8,7 +8,6 @@ from std.sys.intrinsics import PrefetchOptions, masked_store, prefetch
 
 from ...conv.fields import PANEL
 from ...conv.memory import sum_type
-from ..accumulators import FilterSums
 from ..form import FORM_IDENTITY, FORM_RESIDUAL
 from ..register_output import REGISTER_FORMS, RegisterOutput
 from .mma import TileOutput

@@ -12,7 +12,6 @@
 """
 
 from std.collections import Optional
-from std.math import ceildiv
 from std.sys.info import size_of
 
 from ...conv.access import ActivationSource
