@@ -319,7 +319,7 @@ def _run_group(
     var outputs = _register_outputs(params, group) if is_last else None
     for panel in range(0, task.panels, panels):
         var end = min(panel + panels, task.panels)
-        var stores = Bool(outputs) and end * PANEL <= group.count
+        var stores = Bool(outputs)
         for first in range(0, task.tiles, stored):
             var sums = Sums(params, scratch, group.index, panel, first)
             var rows = 0
@@ -336,6 +336,7 @@ def _run_group(
                         own = StoredRows(
                             outputs.value().at(tiles[i].row, at * PANEL),
                             tiles[i].rows,
+                            min(last * PANEL, group.count) - at * PANEL,
                         )
                     ref operand = operands[places[i].operand]
                     multiply(

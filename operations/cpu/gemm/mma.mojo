@@ -6,9 +6,10 @@ the accumulators never leave registers. (The outer-product form of Goto and van
 de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.)
 """
 
+from std.math import iota
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget, size_of
-from std.sys.intrinsics import PrefetchOptions, prefetch
+from std.sys.intrinsics import PrefetchOptions, masked_store, prefetch
 
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
@@ -98,11 +99,13 @@ struct StoredRows(ImplicitlyCopyable, Movable):
     """Of the first row and filter."""
     var rows: Int
     """How many rows; 0: it stores none, and its sums go to memory."""
+    var filters: Int
+    """Of the tile: the last of its panels may have fewer than the others."""
 
     @staticmethod
     def none() -> Self:
         """No outputs."""
-        return Self(RegisterOutput[DType.float32].nowhere(), 0)
+        return Self(RegisterOutput[DType.float32].nowhere(), 0, 0)
 
 
 comptime UNROLLED = 4
@@ -332,7 +335,10 @@ def multiply_tile[
         comptime for i in range(len(REGISTER_FORMS)):
             comptime form = REGISTER_FORMS[i]
             if stored.output.form == form:
-                _store_outputs[rows, panels, form](acc, stored)
+                if stored.filters == panels * PANEL:
+                    _store_outputs[rows, panels, form, False](acc, stored)
+                else:
+                    _store_outputs[rows, panels, form, True](acc, stored)
         return
     comptime for i in range(rows):
         comptime for j in range(vectors):
@@ -343,24 +349,32 @@ def multiply_tile[
 
 @always_inline
 def _store_outputs[
-    rows: Int, panels: Int, form: Int
+    rows: Int, panels: Int, form: Int, partial: Bool
 ](
     acc: Array[SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)],
     stored: StoredRows,
 ):
-    """Stores the outputs of a tile's sums, behind an epilogue of a form."""
+    """Stores the outputs of a tile's sums, behind an epilogue of a form. With
+    `partial` the last panel has lanes that are no filters."""
     comptime vectors = panels * PANEL // LANES
     ref output = stored.output
     comptime for j in range(vectors):
-        var bias = output.load_bias[form, LANES](j * LANES)
+        comptime cut = partial and j * LANES >= (panels - 1) * PANEL
+        var mask = iota[DType.int32, LANES]().lt(
+            Int32(stored.filters - j * LANES)
+        )
+        var bias = output.load_bias[form, LANES, cut](j * LANES, mask)
         comptime for i in range(rows):
             # A tile of an odd number of rows has one row too many.
             if i + 1 < rows or stored.rows == rows:
                 var at = i * output.filters + j * LANES
-                var value = output.finished[form, LANES](
-                    acc[i * vectors + j], 1, bias, at
+                var value = output.finished[form, LANES, cut](
+                    acc[i * vectors + j], 1, bias, at, mask
                 )
-                output.elements.unsafe_store[alignment=1](at, value)
+                comptime if cut:
+                    masked_store(value, output.elements.unsafe_offset(at), mask)
+                else:
+                    output.elements.unsafe_store[alignment=1](at, value)
 
 
 @always_inline
