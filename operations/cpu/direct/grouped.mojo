@@ -8,6 +8,7 @@ the GEMMs.
 """
 
 from std.collections import Optional
+from std.math import ceildiv
 
 from ...conv.fields import KERNEL_GROUPED, PANEL
 from ...conv.known import KnownFilter, KnownProblem
@@ -25,7 +26,7 @@ from .cut import RowCut
 from .depthwise_dot import names_dot_tile
 from .grouped_dot import DOT_GROUPS, compute_span_by_vnni, has_dot_tile
 from .grouped_tile import compute_span_of_groups
-from .image_row import MAX_SPAN_FILTERS, SPAN_SUMS, ImageRow, Span
+from .image_row import COLUMNS, MAX_SPAN_FILTERS, SPAN_SUMS, ImageRow, Span
 from .launch import (
     RowKernel,
     RowPlan,
@@ -99,7 +100,8 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
         self.span_filters = MAX_SPAN_FILTERS
         if self.dots:
             # Whole image rows: tiles are wide.
-            var fit = SPAN_SUMS // max(problem.output[2], 1) // PANEL * PANEL
+            var columns = ceildiv(max(problem.output[2], 1), COLUMNS) * COLUMNS
+            var fit = SPAN_SUMS // columns // PANEL * PANEL
             self.span_filters = max(
                 LEAST_SPAN_FILTERS, min(fit, MAX_SPAN_FILTERS)
             )

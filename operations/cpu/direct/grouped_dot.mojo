@@ -35,7 +35,7 @@ comptime WORD = 4
 comptime PIXEL_WORDS = PANEL // WORD
 """Words of a pixel's channels that a panel of shared groups reads."""
 
-comptime COLUMNS = 14
+comptime WIDE_COLUMNS = 14
 """Output pixels of a tile, which divide those of most images."""
 
 comptime NARROW_COLUMNS = 7
@@ -46,6 +46,10 @@ comptime SLIDING_TAPS = 3
 
 comptime MAX_SLIDING_STRIDE = 2
 """The largest stride of those."""
+
+comptime EDGE = 2
+"""Pixels at either end of such a tile that may lie beside the image, where it is
+not known that others do."""
 
 comptime FLIPPED = UInt32(0x80808080)
 """Turns bytes with a sign into such without, 128 above."""
@@ -79,6 +83,10 @@ struct DotForm(Equatable, ImplicitlyCopyable, Movable):
     def words(self) -> Int:
         """Words of a group's pixel."""
         return self.width // WORD
+
+    def sliding_pixels(self) -> Int:
+        """Pixels that a filter row of `SLIDING_TAPS` meets."""
+        return (self.columns - 1) * self.stride + SLIDING_TAPS
 
     def narrow(self) -> DotForm:
         """The same of `NARROW_COLUMNS`."""
@@ -227,12 +235,11 @@ def _pixel[
         w: Where along w that lies.
         column: The pixel, counted from that one.
     """
-    var pixel = line.unsafe_offset(column * row.pixel_stride)
     comptime if checked:
         # As unsigned numbers, what lies left of the image is far right of it.
-        var inside = UInt(w + column) < UInt(row.width)
-        return pixel if inside else row.beside
-    return pixel
+        if UInt(w + column) >= UInt(row.width):
+            return row.beside
+    return line.unsafe_offset(column * row.pixel_stride)
 
 
 comptime _Tile[columns: Int] = Array[_Sums, columns]
@@ -251,6 +258,7 @@ def _slide[
     """Adds a filter row of `SLIDING_TAPS`: each pixel is read once, for all the
     outputs that it reaches."""
     comptime taps = SLIDING_TAPS
+    comptime pixels = form.sliding_pixels()
     var places = _places[form]()
     for word in range(form.words()):
         var weights = Array[_Words, taps](fill=_Words(0))
@@ -258,9 +266,10 @@ def _slide[
             weights[s] = filter.unsafe_load[width=PANEL, alignment=1](
                 (s * form.words() + word) * PANEL
             )
-        comptime for j in range((form.columns - 1) * form.stride + taps):
+        comptime for j in range(pixels):
+            comptime asked = checked or not EDGE <= j < pixels - EDGE
             var pixel = _load_words[dtype, form](
-                _pixel[dtype, checked](row, line, w, j), word, places
+                _pixel[dtype, asked](row, line, w, j), word, places
             )
             comptime for s in range(taps):
                 comptime column = reached(j, s, form.stride, form.columns)
@@ -302,9 +311,14 @@ def _step[
 @no_inline
 def _tile[
     dtype: DType, form: DotForm, checked: Bool, Target: SumTarget
-](row: DotRow[dtype], panel: DotPanel, q: Int, q_end: Int, target: Target):
+](all: DotRow[dtype], panel: DotPanel, q: Int, q_end: Int, target: Target):
     """Computes neighbouring pixels, those in front of `q_end`, by a panel."""
-    var acc = _Tile[form.columns](fill=panel.sums)
+    # A copy: as far as the compiler knows, a sum's store may change an argument.
+    var row = all
+    # Nor does it keep in registers what a loop has filled.
+    var acc = _Tile[form.columns](uninitialized=True)
+    comptime for i in range(form.columns):
+        acc[i] = panel.sums
     var w = row.w + q * row.column_stride
     var slice = row.start.unsafe_offset(
         q * row.column_stride * row.pixel_stride + panel.first
@@ -386,8 +400,20 @@ def _first_sums(
 def _compute_tile[
     dtype: DType, form: DotForm, Target: SumTarget
 ](row: DotRow[dtype], panel: DotPanel, q: Int, q_end: Int, target: Target):
-    """Computes a tile."""
-    _tile[dtype, form, True](row, panel, q, q_end, target)
+    """Computes a tile, and asks of as few pixels as may be whether they lie inside
+    the image."""
+    var first = row.w + q * row.column_stride
+    var pixels: Int
+    comptime if form.stride > 0:
+        pixels = form.sliding_pixels()
+    else:
+        pixels = (form.columns - 1) * row.column_stride + 1
+        pixels += (row.taps - 1) * row.tap_stride
+    comptime edge = EDGE if form.stride > 0 else 0
+    if first >= -edge and first + pixels <= row.width + edge:
+        _tile[dtype, form, False](row, panel, q, q_end, target)
+    else:
+        _tile[dtype, form, True](row, panel, q, q_end, target)
 
 
 @no_inline
@@ -421,10 +447,10 @@ def _compute_panels[
             var left = span.q_end - q
             # Tiles overlap the one before rather than be narrower, where the
             # span is long enough.
-            if left > NARROW_COLUMNS and span.q_end - span.q >= COLUMNS:
-                var at = min(q, span.q_end - COLUMNS)
+            if left > NARROW_COLUMNS and span.q_end - span.q >= WIDE_COLUMNS:
+                var at = min(q, span.q_end - WIDE_COLUMNS)
                 _compute_tile[dtype, form](lines, panel, at, span.q_end, target)
-                q = at + COLUMNS
+                q = at + WIDE_COLUMNS
             else:
                 var at = max(span.q, min(q, span.q_end - NARROW_COLUMNS))
                 _compute_tile[dtype, form.narrow()](
@@ -455,8 +481,8 @@ def compute_span_by_vnni[
         if problem.filter[2] == SLIDING_TAPS and problem.dilation[2] == 1:
             comptime for stride in range(1, MAX_SLIDING_STRIDE + 1):
                 if problem.stride[2] == stride:
-                    comptime form = DotForm(width, COLUMNS, stride)
+                    comptime form = DotForm(width, WIDE_COLUMNS, stride)
                     _compute_panels[dtype, form](row, filter, span, target)
                     return
-        comptime form = DotForm(width, COLUMNS, 0)
+        comptime form = DotForm(width, WIDE_COLUMNS, 0)
         _compute_panels[dtype, form](row, filter, span, target)
