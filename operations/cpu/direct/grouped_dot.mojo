@@ -308,7 +308,7 @@ def _step[
             places += 1
 
 
-@no_inline
+@always_inline
 def _tile[
     dtype: DType, form: DotForm, checked: Bool, Target: SumTarget
 ](all: DotRow[dtype], panel: DotPanel, q: Int, q_end: Int, target: Target):
