@@ -18,6 +18,7 @@ from std.sys.intrinsics import llvm_intrinsic
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, sum_type
 from ...conv.panels import PanelLayout
+from ...conv.problem import ConvProblem
 from ..dot.vectors import Avx512Vnni
 from ..unit import opaque_address
 from .channels import Lanes
@@ -41,16 +42,6 @@ comptime WIDE_COLUMNS = 14
 comptime NARROW_COLUMNS = 7
 """The same of a tile for what is left of a row."""
 
-comptime SLIDING_TAPS = 3
-"""Taps of filter rows of which pixels are read once, without dilation."""
-
-comptime MAX_SLIDING_STRIDE = 2
-"""The largest stride of those."""
-
-comptime EDGE = 2
-"""Pixels at either end of such a tile that may lie beside the image, where it is
-not known that others do."""
-
 comptime FLIPPED = UInt32(0x80808080)
 """Turns bytes with a sign into such without, 128 above."""
 
@@ -69,6 +60,47 @@ def has_dot_tile(width: Int) -> Bool:
 
 
 @fieldwise_init
+struct Sliding(Equatable, ImplicitlyCopyable, Movable):
+    """A filter row of which pixels are read once, for all the outputs that they
+    reach."""
+
+    var taps: Int
+    """Its taps, 0 where a row is added tap by tap."""
+    var stride: Int
+    """Pixels between two columns."""
+    var dilation: Int
+    """Pixels between two taps."""
+
+    def span(self) -> Int:
+        """Pixels from the first tap to the last one."""
+        return (self.taps - 1) * self.dilation
+
+    def matches(self, problem: ConvProblem) -> Bool:
+        """Whether a problem has such filter rows.
+
+        Args:
+            problem: The convolution.
+        """
+        return (
+            problem.filter[2] == self.taps
+            and problem.stride[2] == self.stride
+            and problem.dilation[2] == self.dilation
+        )
+
+
+comptime SLIDING = [
+    Sliding(3, 1, 1),
+    Sliding(3, 2, 1),
+    Sliding(3, 1, 2),
+    Sliding(5, 1, 1),
+]
+"""Those that have a tile."""
+
+comptime TAP_BY_TAP = Sliding(0, 0, 0)
+"""Filter rows of any length, stride and dilation."""
+
+
+@fieldwise_init
 struct DotForm(Equatable, ImplicitlyCopyable, Movable):
     """What a tile computes, known to the compiler."""
 
@@ -76,21 +108,28 @@ struct DotForm(Equatable, ImplicitlyCopyable, Movable):
     """Channels and filters of a group."""
     var columns: Int
     """Output pixels."""
-    var stride: Int
-    """Along w, of `SLIDING_TAPS`; 0 where taps, stride and dilation are run-time
-    values."""
+    var sliding: Sliding
+    """The filter row."""
 
     def words(self) -> Int:
         """Words of a group's pixel."""
         return self.width // WORD
 
-    def sliding_pixels(self) -> Int:
-        """Pixels that a filter row of `SLIDING_TAPS` meets."""
-        return (self.columns - 1) * self.stride + SLIDING_TAPS
+    def pixels(self) -> Int:
+        """Pixels that a filter row meets, where it slides."""
+        return (
+            (self.columns - 1) * self.sliding.stride + self.sliding.span() + 1
+        )
+
+    def edge(self) -> Int:
+        """Pixels at either end of those that may lie beside the image, where it
+        is not known that others do: as many as are when outputs are as many as
+        pixels."""
+        return self.sliding.span() // 2
 
     def narrow(self) -> DotForm:
         """The same of `NARROW_COLUMNS`."""
-        return DotForm(self.width, NARROW_COLUMNS, self.stride)
+        return DotForm(self.width, NARROW_COLUMNS, self.sliding)
 
 
 struct DotRow[dtype: DType](ImplicitlyCopyable, Movable):
@@ -255,10 +294,10 @@ def _slide[
     filter: Reads[DType.uint32],
     mut acc: _Tile[form.columns],
 ):
-    """Adds a filter row of `SLIDING_TAPS`: each pixel is read once, for all the
+    """Adds a filter row of a known form: each pixel is read once, for all the
     outputs that it reaches."""
-    comptime taps = SLIDING_TAPS
-    comptime pixels = form.sliding_pixels()
+    comptime taps = form.sliding.taps
+    comptime pixels = form.pixels()
     var places = _places[form]()
     for word in range(form.words()):
         var weights = Array[_Words, taps](fill=_Words(0))
@@ -267,19 +306,25 @@ def _slide[
                 (s * form.words() + word) * PANEL
             )
         comptime for j in range(pixels):
-            comptime asked = checked or not EDGE <= j < pixels - EDGE
+            comptime edge = form.edge()
+            comptime asked = checked or not edge <= j < pixels - edge
             var pixel = _load_words[dtype, form](
                 _pixel[dtype, asked](row, line, w, j), word, places
             )
             comptime for s in range(taps):
-                comptime column = reached(j, s, form.stride, form.columns)
+                comptime column = reached(
+                    j,
+                    s * form.sliding.dilation,
+                    form.sliding.stride,
+                    form.columns,
+                )
                 comptime if column >= 0:
                     acc[column] = _add(acc[column], pixel, weights[s])
         places += 1
 
 
 @always_inline
-def _step[
+def _add_tap[
     dtype: DType, form: DotForm, checked: Bool
 ](
     row: DotRow[dtype],
@@ -288,24 +333,43 @@ def _step[
     filter: Reads[DType.uint32],
     mut acc: _Tile[form.columns],
 ):
+    """Adds a tap of a filter row."""
+    var places = _places[form]()
+    for word in range(form.words()):
+        var by = filter.unsafe_load[width=PANEL, alignment=1](word * PANEL)
+        comptime for i in range(form.columns):
+            var pixel = _load_words[dtype, form](
+                _pixel[dtype, checked](row, line, w, i * row.column_stride),
+                word,
+                places,
+            )
+            acc[i] = _add(acc[i], pixel, by)
+        places += 1
+
+
+@always_inline
+def _step[
+    dtype: DType, form: DotForm
+](
+    row: DotRow[dtype],
+    line: Reads[dtype],
+    w: Int,
+    filter: Reads[DType.uint32],
+    mut acc: _Tile[form.columns],
+):
     """Adds a filter row of any length, stride and dilation, tap by tap."""
+    var pixels = line
     var weights = filter
-    for s in range(row.taps):
-        var tap = s * row.tap_stride
-        var places = _places[form]()
-        for word in range(form.words()):
-            var by = weights.unsafe_load[width=PANEL, alignment=1]()
-            comptime for i in range(form.columns):
-                var pixel = _load_words[dtype, form](
-                    _pixel[dtype, checked](
-                        row, line, w, tap + i * row.column_stride
-                    ),
-                    word,
-                    places,
-                )
-                acc[i] = _add(acc[i], pixel, by)
-            weights = weights.unsafe_offset(PANEL)
-            places += 1
+    var at = w
+    var last = (form.columns - 1) * row.column_stride
+    for _ in range(row.taps):
+        if at >= 0 and at + last < row.width:
+            _add_tap[dtype, form, False](row, pixels, at, weights, acc)
+        else:
+            _add_tap[dtype, form, True](row, pixels, at, weights, acc)
+        pixels = pixels.unsafe_offset(row.tap_stride * row.pixel_stride)
+        weights = weights.unsafe_offset(form.words() * PANEL)
+        at += row.tap_stride
 
 
 @always_inline
@@ -328,10 +392,10 @@ def _tile[
         var line = slice
         var filter = filter_slice
         for _ in range(row.lines):
-            comptime if form.stride > 0:
-                _slide[dtype, form, checked](row, line, w, filter, acc)
+            comptime if form.sliding == TAP_BY_TAP:
+                _step[dtype, form](row, line, w, filter, acc)
             else:
-                _step[dtype, form, checked](row, line, w, filter, acc)
+                _slide[dtype, form, checked](row, line, w, filter, acc)
             line = line.unsafe_offset(row.line_stride)
             filter = filter.unsafe_offset(panel.row)
         slice = slice.unsafe_offset(row.slice_stride)
@@ -402,18 +466,13 @@ def _compute_tile[
 ](row: DotRow[dtype], panel: DotPanel, q: Int, q_end: Int, target: Target):
     """Computes a tile, and asks of as few pixels as may be whether they lie inside
     the image."""
-    var first = row.w + q * row.column_stride
-    var pixels: Int
-    comptime if form.stride > 0:
-        pixels = form.sliding_pixels()
-    else:
-        pixels = (form.columns - 1) * row.column_stride + 1
-        pixels += (row.taps - 1) * row.tap_stride
-    comptime edge = EDGE if form.stride > 0 else 0
-    if first >= -edge and first + pixels <= row.width + edge:
-        _tile[dtype, form, False](row, panel, q, q_end, target)
-    else:
-        _tile[dtype, form, True](row, panel, q, q_end, target)
+    comptime if form.sliding != TAP_BY_TAP:
+        comptime edge = form.edge()
+        var first = row.w + q * row.column_stride
+        if first >= -edge and first + form.pixels() <= row.width + edge:
+            _tile[dtype, form, False](row, panel, q, q_end, target)
+            return
+    _tile[dtype, form, True](row, panel, q, q_end, target)
 
 
 @no_inline
@@ -477,12 +536,11 @@ def compute_span_by_vnni[
         target: Where sums go.
     """
     comptime if names_dot_tile():
-        ref problem = row.problem
-        if problem.filter[2] == SLIDING_TAPS and problem.dilation[2] == 1:
-            comptime for stride in range(1, MAX_SLIDING_STRIDE + 1):
-                if problem.stride[2] == stride:
-                    comptime form = DotForm(width, WIDE_COLUMNS, stride)
-                    _compute_panels[dtype, form](row, filter, span, target)
-                    return
-        comptime form = DotForm(width, WIDE_COLUMNS, 0)
+        comptime for i in range(len(SLIDING)):
+            comptime sliding = SLIDING[i]
+            if sliding.matches(row.problem):
+                comptime form = DotForm(width, WIDE_COLUMNS, sliding)
+                _compute_panels[dtype, form](row, filter, span, target)
+                return
+        comptime form = DotForm(width, WIDE_COLUMNS, TAP_BY_TAP)
         _compute_panels[dtype, form](row, filter, span, target)
