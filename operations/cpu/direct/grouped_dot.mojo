@@ -4,8 +4,8 @@ pixels of an image row by a panel of filters.
 A lane is a filter. `vpdpbusd` multiplies in each lane a word, 4 channels of the
 lane's group, by the lane's 4 filter bytes, and adds up the products. Where several
 groups share a panel, `vpermd` puts the words of a pixel's 16 channels into their
-lanes; the words of groups of 16 channels are broadcast. Of filter rows of 3 taps a
-pixel is read once for all outputs that it reaches.
+lanes; the words of groups of 16 channels are broadcast. Of common filter rows
+(`SLIDING`) a pixel is read once, for all the outputs that it reaches.
 
 Sums begin with what the activation's zero point adds to them, less. A tap beside
 the image multiplies the zero point, and so adds nothing.
@@ -56,7 +56,11 @@ def has_dot_tile(width: Int) -> Bool:
     Args:
         width: How many.
     """
-    return width in materialize[DOT_GROUPS]()
+    comptime for i in range(len(DOT_GROUPS)):
+        comptime group = DOT_GROUPS[i]
+        if width == group:
+            return True
+    return False
 
 
 @fieldwise_init
@@ -252,7 +256,6 @@ def _load_words[
 def _places[form: DotForm]() -> _Words:
     """Where among a pixel's words each lane finds the first one of its group.
     """
-    comptime Lane = SIMD[DType.uint32, PANEL]
     return (
         iota[DType.uint32, PANEL]() // UInt32(form.width) * UInt32(form.words())
     )
@@ -372,14 +375,14 @@ def _step[
         at += row.tap_stride
 
 
+# A call would push some 40 words: a tenth of a tile's time.
 @always_inline
 def _tile[
     dtype: DType, form: DotForm, checked: Bool, Target: SumTarget
-](all: DotRow[dtype], panel: DotPanel, q: Int, q_end: Int, target: Target):
-    """Computes neighbouring pixels, those in front of `q_end`, by a panel."""
-    # A copy: as far as the compiler knows, a sum's store may change an argument.
-    var row = all
-    # Nor does it keep in registers what a loop has filled.
+](row: DotRow[dtype], panel: DotPanel, q: Int, q_end: Int, target: Target):
+    """Computes neighbouring pixels by a panel, of a narrow tile those in front of
+    `q_end`."""
+    # The compiler would not keep in registers what a loop has filled.
     var acc = _Tile[form.columns](uninitialized=True)
     comptime for i in range(form.columns):
         acc[i] = panel.sums
@@ -403,7 +406,7 @@ def _tile[
     comptime lanes = Lanes.plain(PANEL)
     var bias = target.bias[lanes](panel.first)
     comptime for i in range(form.columns):
-        if q + i < q_end:
+        if form.columns > NARROW_COLUMNS or q + i < q_end:
             target.store[lanes](
                 q + i,
                 panel.first,
