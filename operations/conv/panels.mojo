@@ -29,6 +29,21 @@ def interleaved_products(dtype: DType) -> Int:
     return 2 if dtype.is_half_float() else 1
 
 
+def shared_interleaved(dtype: DType, group_channels: Int) -> Int:
+    """Neighbouring products of a filter that lie side by side in a panel that
+    groups share: channels of one pixel.
+
+    Args:
+        dtype: Of the filter.
+        group_channels: Channels of a group: 2, 4 or 8.
+
+    Returns:
+        `interleaved_products`, but 1 where groups have fewer channels.
+    """
+    var products = interleaved_products(dtype)
+    return products if group_channels % products == 0 else 1
+
+
 def chunk_products(dtype: DType) -> Int:
     """Products of a filter in `ROW_BYTES`, to whole ones of which a filter row is
     filled up: those of a step of a register tile.

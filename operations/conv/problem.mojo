@@ -10,7 +10,7 @@ from std.math import ceildiv
 from std.utils import IndexList
 
 from .memory import Reads
-from .panels import PanelLayout
+from .panels import PanelLayout, shared_interleaved
 from .fields import (
     GEOMETRY_ACTIVATION,
     GEOMETRY_BLOCK_D,
@@ -278,7 +278,7 @@ struct ConvProblem(
 
     def panel_layout(self, dtype: DType) -> PanelLayout:
         """The order of the elements of a panel. Where groups share one nothing is
-        filled up, and no 8 bits lie side by side.
+        filled up, and what lies side by side divides the channels of a group.
 
         Args:
             dtype: Of the filter.
@@ -286,9 +286,12 @@ struct ConvProblem(
         var rows = self.filter[0] * self.filter[1]
         var products = self.filter[2] * self.group_channels()
         if self.panel_groups() > 1:
-            # Their channels are an even number.
-            var pairs = 2 if dtype.is_half_float() else 1
-            return PanelLayout(rows, products, products, pairs)
+            return PanelLayout(
+                rows,
+                products,
+                products,
+                shared_interleaved(dtype, self.group_channels()),
+            )
         return PanelLayout.of(rows, products, dtype)
 
     def packed_length(self, dtype: DType) -> Int:

@@ -10,6 +10,7 @@ ONNX's QuantizeLinear has it, and Jacob et al., "Quantization and Training of
 Neural Networks for Efficient Integer-Arithmetic-Only Inference", CVPR 2018.)
 """
 
+from std.collections import Optional
 from std.math import isfinite
 from std.memory import bitcast
 from std.utils.numerics import max_finite, min_finite
@@ -31,6 +32,20 @@ comptime EXACT_PRODUCTS = (1 << 24) // MAX_PRODUCT
 
 comptime MAX_PRODUCTS = ((1 << 31) - 1) // MAX_PRODUCT
 """Products whose sum int32 holds, whatever they are."""
+
+
+def sums_refusal(products: Int) -> Optional[String]:
+    """Why int32 does not hold every sum of integers, or None.
+
+    Args:
+        products: Of an output.
+    """
+    if products <= MAX_PRODUCTS:
+        return None
+    return String(
+        t"int32 holds sums of {MAX_PRODUCTS} products whatever they are, but"
+        t" here an output has {products}"
+    )
 
 
 def filter_dtype(dtype: DType) -> DType:

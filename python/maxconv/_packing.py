@@ -18,9 +18,9 @@ side by side for each lane::
 Behind each panel of int8 follow the sums of its filters, ``PANEL`` little-endian int32.
 
 Narrow groups, of 2, 4 or 8 channels and as many filters, share panels as if their filters were one
-group's (``panel_groups``): nothing is filled up then, and int8 has ``i = 1`` and no sums. A
-depthwise filter (one channel in, one out, in each group) is ``packed[t][r][s][channel]`` instead,
-without padding.
+group's (``panel_groups``): nothing is filled up then, and int8 of 2 channels has ``i = 1`` and no
+sums. A depthwise filter (one channel in, one out, in each group) is ``packed[t][r][s][channel]``
+instead, without padding.
 
 numpy has neither bfloat16 nor floats of 8 bits, so their data is carried as the ``uint16`` or the
 ``uint8`` of its bits. Importing this module does not import MAX.
@@ -302,7 +302,8 @@ def panel_layout(
     shared = panel_groups(filters=filters, group_channels=group_channels, groups=groups)
     interleaved = _INTERLEAVED.get(dtype, 1)
     if shared > 1:
-        return PanelLayout(rows, products, products, 1 if dtype == INT8 else interleaved)
+        side = 1 if group_channels % interleaved else interleaved
+        return PanelLayout(rows, products, products, side)
     if interleaved == 1:
         return PanelLayout(rows, products, products, 1)
     unit = ROW_BYTES * interleaved // 4

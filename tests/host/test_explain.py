@@ -224,23 +224,36 @@ def test_a_cpu_multiplies_dot_products_where_it_can(
         assert "this CPU has no amx_bf16, or MAXCONV_CPU_FEATURES leaves" in answer["reason"]
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("features", ["amx_int8,avx512_vnni", "avx512_vnni", "avx_vnni", ""])
-@pytest.mark.parametrize("dtype", ["int8", "uint8"])
-def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -> None:
-    usable = dot_kernels("int8", features={*features.split(",")})
+def kernel_of_integers(problem: str, dtype: str, features: str) -> str:
+    """Which kernel a CPU chooses that has no more than these features, in another process."""
     finished = subprocess.run(
         [
             sys.executable,
             *["-m", "maxconv", "doctor", "--json", f"--dtype={dtype}"],
-            "--problem=resnet50.conv2_3x3",
+            f"--problem={problem}",
         ],
         env={**os.environ, "MAXCONV_CPU_FEATURES": features},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert json.loads(finished.stdout)["problem"]["kernel"] == [*usable, "winograd"][0]
+    return str(json.loads(finished.stdout)["problem"]["kernel"])
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("features", ["amx_int8,avx512_vnni", "avx512_vnni", "avx_vnni", ""])
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -> None:
+    usable = dot_kernels("int8", features={*features.split(",")})
+    assert kernel_of_integers("resnet50.conv2_3x3", dtype, features) == [*usable, "winograd"][0]
+
+
+@pytest.mark.parametrize("features", ["amx_int8,avx512_vnni", "avx512_vnni", ""])
+def test_groups_of_16_integers_are_read_in_place(features: str) -> None:
+    """Where AVX512-VNNI multiplies: AMX does so faster, and other units read panels of a group."""
+    usable = dot_kernels("int8", features={*features.split(",")})
+    expected = [*usable, "widening"][0].replace("avx512_vnni", "grouped")
+    assert kernel_of_integers("resnext.conv4_g32", "int8", features) == expected
 
 
 @pytest.mark.parametrize("layout", ["NC/4HW4", "NC/32HW32", "C/16HWN16"])

@@ -7,6 +7,7 @@ sums are 64-bit integers, its zero points the least, the largest and others.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,6 +145,92 @@ def test_pixels_of_several_register_tiles(checker: Checker, filters: int) -> Non
         groups=1,
     )
     assert "widening" in checker.check("tiles", line_of(problem, *EPILOGUES[filters % 4]))
+
+
+def of_groups(
+    width: int, taps: tuple[int, ...], image: tuple[int, ...], stride: int = 1, dilation: int = 1
+) -> ConvProblem:
+    """Returns groups of two panels and more, padded to as many outputs as pixels where each is."""
+    pads = tuple((size - 1) * dilation // 2 for size in taps)
+    channels = max(width, 16) * (2 + image[-1] % 2)
+    return ConvProblem(
+        batch=1 + image[-1] % 2,
+        input_size=image,
+        channels=channels,
+        filters=channels,
+        filter_size=taps,
+        stride=(stride,) * len(taps),
+        dilation=(dilation,) * len(taps),
+        pad_before=pads,
+        # A tap more behind than in front, where there are pads.
+        pad_after=tuple(pad + (pad > 0) * (image[-1] % 3 == 0) for pad in pads),
+        groups=channels // width,
+    )
+
+
+#: Each form of a filter row that has a tile of its own, and others: taps, stride, dilation.
+ROWS = [
+    ((3, 3), 1, 1),
+    ((3, 3), 2, 1),
+    ((3, 3), 1, 2),
+    ((5, 5), 1, 1),
+    ((1, 1), 1, 1),
+    ((1, 1), 2, 1),
+    ((2, 4), 1, 1),
+    ((3, 3), 3, 1),
+    ((5, 5), 2, 2),
+    ((2, 3, 3), 1, 1),
+    ((3, 3, 3), 2, 1),
+    ((7,), 1, 1),
+]
+
+
+@pytest.mark.parametrize("width", [2, 4, 8, 16])
+@pytest.mark.parametrize(("taps", "stride", "dilation"), ROWS)
+def test_narrow_groups(
+    checker: Checker, width: int, taps: tuple[int, ...], stride: int, dilation: int
+) -> None:
+    """Images that tiles divide and others; four widths in turn are the zero points there are."""
+    expected = width < 16 or "avx512_vnni" in dot_kernels("int8")
+    for index, w in enumerate((1, 2, 5, 7, 8, 13, 14, 15, 16, 23, 28, 29, 34, 43, 75)):
+        image = (*(3, 6)[3 - len(taps) :], w)
+        if any(
+            size + 2 * ((tap - 1) * dilation // 2) < (tap - 1) * dilation + 1
+            for size, tap in zip(image, taps, strict=True)
+        ):
+            continue
+        problem = of_groups(width, taps, image, stride, dilation)
+        ran = checker.check("groups", line_of(problem, *EPILOGUES[index % len(EPILOGUES)]))
+        assert ("grouped" in ran) == expected
+
+
+def test_narrow_groups_far_beside_the_image(checker: Checker) -> None:
+    """Padding wider than a filter: tiles of which no pixel lies inside the image."""
+    for width, pads in itertools.product((4, 8, 16), ((0, 40), (40, 0), (17, 3), (2, 2))):
+        problem = dataclasses.replace(
+            of_groups(width, (3, 3), (4, 9)), pad_before=(5, pads[0]), pad_after=(0, pads[1])
+        )
+        checker.check("beside", line_of(problem, *EPILOGUES[1]))
+
+
+def test_narrow_groups_without_vnni(program: Path) -> None:
+    """Groups that share a panel are converted to float32, from the same packed filter."""
+    with Checker(program, features="") as portable:
+        for width, (taps, stride, dilation) in itertools.product((2, 4, 8, 16), ROWS[:4]):
+            problem = of_groups(width, taps, (6, 15), stride, dilation)
+            ran = portable.check("portable", line_of(problem, *EPILOGUES[1]))
+            assert ("grouped" in ran) == (width < 16)
+
+
+@pytest.mark.parametrize("width", [4, 8, 16])
+def test_sums_of_narrow_groups_beyond_float32(checker: Checker, width: int) -> None:
+    """`vpdpbusd` adds in int32 what float32 would round."""
+    problem = dataclasses.replace(
+        of_groups(width, (13, 11), (14, 26)), pad_before=(0, 0), pad_after=(0, 0)
+    )
+    vnni = "avx512_vnni" in dot_kernels("int8")
+    line = line_of(problem, False, False, Activation.NONE, Layout.RSCF)
+    assert ("grouped" in checker.check("extremes", line)) == vnni
 
 
 def test_arm(tmp_path: Path) -> None:

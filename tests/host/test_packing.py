@@ -126,6 +126,26 @@ def test_every_layout_packs_as_the_definition_says(
         )
 
 
+@pytest.mark.parametrize(
+    ("width", "dtype", "side"),
+    [(2, "int8", 1), (4, "int8", 4), (8, "int8", 4), (2, "float16", 2), (8, "float16", 2)],
+)
+def test_narrow_groups_share_panels(width: int, dtype: str, side: int) -> None:
+    """As many products of a filter lie side by side as a type has, if a group has as many."""
+    filters, taps = 48, (2, 3)
+    krsc = coordinate_coded(filters, taps, width) % 251 - 125
+    packed = pack_filter(krsc, "KRSC", groups=filters // width, dtype=dtype)
+    depth = 6 * width
+    panels = packed.data.reshape(filters // PANEL, -1)
+    elements = panels[:, : depth * PANEL].reshape(-1, depth // side, PANEL, side)
+    lanes = elements.transpose(0, 2, 1, 3).reshape(filters, depth)
+    np.testing.assert_array_equal(lanes, krsc.reshape(filters, depth))
+    sums = panels[:, depth * PANEL :].copy().view(np.int32).reshape(-1)
+    expected = krsc.reshape(filters, depth).sum(axis=1) if side == 4 else []
+    np.testing.assert_array_equal(sums, expected)
+    np.testing.assert_array_equal(packed.unpack(), krsc)
+
+
 def test_strided_and_readonly_arrays_pack_alike() -> None:
     krsc = coordinate_coded(20, (3, 3), 4)
     expected = packed_by_definition(krsc, 1)

@@ -26,13 +26,15 @@ OUT_SCALE, BETA = 0.5, 0.25
 
 FILTER = np.random.default_rng(5).integers(-128, 128, (3, 3, C, K)).astype(np.int8)
 DEPTHWISE = np.random.default_rng(6).integers(-128, 128, (3, 3, 1, C)).astype(np.int8)
+#: Groups of 4 channels and filters, which share panels.
+NARROW = np.random.default_rng(8).integers(-128, 128, (3, 3, 4, 4 * C)).astype(np.int8)
 BIAS = np.random.default_rng(7).integers(-40, 40, K).astype(np.float32)
 
 
 def build(name: str, module: Module | None = None) -> Graph:
     """Filters that are known, loaded and computed; integers and floats out."""
     from max.dtype import DType
-    from max.graph import DeviceRef, Graph, TensorType, Weight
+    from max.graph import DeviceRef, Graph, TensorType, Weight, ops
 
     types = [
         input_type(("n", "h", "w", C), "uint8"),
@@ -44,6 +46,8 @@ def build(name: str, module: Module | None = None) -> Graph:
     with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
         x, signed, residual, computed = (value.tensor for value in graph.inputs)
         loaded = graph.add_weight(Weight("integers", DType.int8, FILTER.shape, DeviceRef.CPU()))
+        narrow = graph.add_weight(Weight("narrow", DType.int8, NARROW.shape, DeviceRef.CPU()))
+        fourfold = ops.concat([x] * 4, axis=-1)
         wide: dict[str, Any] = {"padding": 1, "out_dtype": DType.float32}
         graph.output(
             *(
@@ -71,11 +75,15 @@ def build(name: str, module: Module | None = None) -> Graph:
                 OUT_ZERO,
                 dtype="uint8",
             ),
+            *(
+                maxconv.conv2d(fourfold, filter, groups=C, zero_point=ZERO, **wide)
+                for filter in (NARROW, narrow)
+            ),
         )
     return graph
 
 
-GRAPHS = {"integers": Source(build, lambda: {"integers": FILTER})}
+GRAPHS = {"integers": Source(build, lambda: {"integers": FILTER, "narrow": NARROW})}
 
 
 def sums_of(x: Integers, filter: Integers, groups: int = 1) -> npt.NDArray[np.float64]:
@@ -97,7 +105,7 @@ def test_integers(models: dict[str, Model], rng: np.random.Generator) -> None:
     x = rng.integers(0, 256, (2, 9, 7, C)).astype(np.uint8)
     signed = rng.integers(-128, 128, (2, 9, 7, C)).astype(np.int8)
     residual = rng.integers(-128, 128, (2, 9, 7, K)).astype(np.int8)
-    known, loaded, computed, small, depthwise, fused = (
+    known, loaded, computed, small, depthwise, fused, *shared = (
         output.to_numpy() for output in models["integers"].execute(x, signed, residual, FILTER)
     )
     wanted = sums_of(x.astype(np.int64) - ZERO, FILTER)
@@ -114,3 +122,6 @@ def test_integers(models: dict[str, Model], rng: np.random.Generator) -> None:
     steps = np.clip(np.rint(wanted * SCALES / OUT_SCALE) + OUT_ZERO, 0, 255)
     np.testing.assert_array_equal(fused, steps)
     assert fused.dtype == np.uint8
+    fourfold = np.concatenate([x.astype(np.int64) - ZERO] * 4, axis=-1)
+    for output in shared:
+        np.testing.assert_array_equal(output, sums_of(fourfold, NARROW, groups=C))

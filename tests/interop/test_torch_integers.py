@@ -35,6 +35,7 @@ def sums_of(x: Any, weight: Any, zero: int, **geometry: Any) -> Any:
         ((2, 37, 11, 9), (40, 37, 3, 3), {"padding": 1}),
         ((1, 24, 7, 8), (24, 1, 5, 5), {"padding": 2, "groups": 24}),
         ((1, 32, 9, 9), (32, 4, 3, 3), {"padding": 1, "groups": 8, "stride": 2}),
+        ((1, 64, 9, 9), (64, 16, 3, 3), {"padding": 1, "groups": 4}),
         ((3, 64, 50), (17, 64, 1), {}),
         ((2, 30, 61), (33, 10, 7), {"dilation": 3, "padding": 9, "groups": 3}),
         ((1, 5, 4, 6, 7), (9, 5, 3, 2, 3), {"padding": 1, "stride": (1, 2, 1)}),

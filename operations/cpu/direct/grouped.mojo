@@ -2,25 +2,30 @@
 are pixels.
 
 Groups narrower than a panel share one: `16 / width` groups of `width` channels
-and filters each (grouped_tile.mojo). Wider groups run on the implicit GEMM.
+and filters each (grouped_tile.mojo). With AVX512-VNNI those of 8 bits, and groups
+that fill a panel, multiply by `vpdpbusd` (grouped_dot.mojo). Wider groups run on
+the GEMMs.
 """
 
 from std.collections import Optional
+from std.math import ceildiv
 
 from ...conv.fields import KERNEL_GROUPED, PANEL
 from ...conv.known import KnownFilter, KnownProblem
 from ...conv.memory import Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
+from ...conv.quantization import sums_refusal
 from ..config import fused_input_refusal
 from ..epilogue import TileStore
-from ..features import AVX512_BF16, has_feature
+from ..features import AMX_INT8, AVX512_BF16, AVX512_VNNI, has_feature
 from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from .cut import RowCut
 from .depthwise_dot import names_dot_tile
+from .grouped_dot import DOT_GROUPS, compute_span_by_vnni, has_dot_tile
 from .grouped_tile import compute_span_of_groups
-from .image_row import MAX_SPAN_FILTERS, ImageRow, Span
+from .image_row import COLUMNS, MAX_SPAN_FILTERS, SPAN_SUMS, ImageRow, Span
 from .launch import (
     RowKernel,
     RowPlan,
@@ -36,8 +41,26 @@ from .sums import (
     direct_output,
 )
 
+comptime LEAST_SPAN_FILTERS = 4 * PANEL
+"""Filters of a span of wide images: a cache line of outputs of 8 bits."""
 
-@fieldwise_init
+
+def multiplies_dots(problem: ConvProblem, dtype: DType) -> Bool:
+    """Whether groups multiply by `vpdpbusd`.
+
+    Args:
+        problem: The convolution.
+        dtype: Of the filter.
+    """
+    return (
+        (dtype == DType.int8 or dtype == DType.uint8)
+        and problem.group_channels() == problem.group_filters()
+        and has_dot_tile(problem.group_filters())
+        and problem.filters % PANEL == 0
+        and has_feature(AVX512_VNNI)
+    )
+
+
 struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
     """The kernel's arithmetic. Spans begin and end at whole panels.
 
@@ -46,10 +69,34 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
     """
 
     var filter: Reads[Self.filter_type]
-    """In panels that groups share."""
+    """In panels that groups share, or of a group each."""
+    var dots: Bool
+    """Whether to multiply by AVX512-VNNI."""
+    var span_filters: Int
+    """Filters of a span."""
+
+    def __init__(
+        out self, filter: Reads[Self.filter_type], problem: ConvProblem
+    ):
+        """Takes a filter.
+
+        Args:
+            filter: The filter.
+            problem: The convolution.
+        """
+        self.filter = filter
+        self.dots = multiplies_dots(problem, Self.filter_type)
+        self.span_filters = MAX_SPAN_FILTERS
+        if self.dots:
+            # Whole image rows: tiles are wide.
+            var columns = ceildiv(max(problem.output[2], 1), COLUMNS) * COLUMNS
+            var fit = SPAN_SUMS // columns // PANEL * PANEL
+            self.span_filters = max(
+                LEAST_SPAN_FILTERS, min(fit, MAX_SPAN_FILTERS)
+            )
 
     def filters_at_once(self, filters: Int) -> Int:
-        return MAX_SPAN_FILTERS
+        return self.span_filters
 
     def compute[
         dtype: DType
@@ -65,17 +112,26 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
         span: Span,
         output: DirectOutput[dtype],
     ) -> Int:
-        comptime if dtype.is_integral():
-            return 0
-        else:
-            self._compute(row, span, output)
-            return 1
+        self._compute(row, span, output)
+        return 1
 
     @always_inline
     def _compute[
         dtype: DType, //
     ](self, row: ImageRow[dtype], span: Span, target: Some[SumTarget]):
         """Computes a span by the widest instructions that the CPU has."""
+        comptime if dtype.is_integral():
+            if self.dots:
+                comptime for i in range(len(DOT_GROUPS)):
+                    comptime width = DOT_GROUPS[i]
+                    if row.problem.group_filters() == width:
+                        compute_span_by_vnni[dtype, width](
+                            row,
+                            self.filter.unsafe_bitcast[Int8](),
+                            span,
+                            target,
+                        )
+                return
         comptime for doubling in range(1, 4):
             comptime width = 1 << doubling
             if row.problem.group_filters() != width:
@@ -144,17 +200,25 @@ struct Grouped[P: Pool](RowKernel):
     def refusal(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:
+        if multiplies_dots(problem, operands.types.input):
+            return sums_refusal(problem.gemm_k())
         if problem.panel_groups() > 1:
             return exactness_refusal(problem, operands.types)
         return String(
             t"grouped takes groups of 2, 4 or 8 channels and as many filters,"
-            t" in all a multiple of {PANEL}; here {problem.groups} of"
-            t" {problem.group_channels()} and {problem.group_filters()}"
+            t" with AVX512-VNNI groups of 16 of integers too, in all a multiple"
+            t" of {PANEL}; here {problem.groups} of {problem.group_channels()}"
+            t" and {problem.group_filters()}"
         )
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        return problem.panel_groups() > 1
+        if problem.panel_groups() > 1:
+            return True
+        # Tiles of AMX multiply whole panels faster.
+        return multiplies_dots(
+            problem, operands.types.input
+        ) and not has_feature(AMX_INT8)
 
     @staticmethod
     def choice(problem: ConvProblem, threads: Int) -> RowCut:
@@ -198,7 +262,7 @@ struct Grouped[P: Pool](RowKernel):
     ) raises:
         plan.rows.schedule.run(
             RowTasks(
-                GroupedSpans(arguments.filter_elements()),
+                GroupedSpans(arguments.filter_elements(), problem),
                 plan.rows,
                 problem,
                 arguments.activation.data(),

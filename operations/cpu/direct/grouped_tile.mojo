@@ -13,6 +13,7 @@ from std.utils import IndexList
 
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
+from ...conv.panels import shared_interleaved
 from ...conv.problem import ConvProblem
 from ..config import LANES, vector_registers
 from ..dot.vectors import dot_bfloat16
@@ -94,8 +95,9 @@ def _weights[
     comptime if form.dot:
         return rebind[Words](load_pairs[filter_type, lanes](panel, word, lane))
     else:
+        comptime quads = shared_interleaved(filter_type, form.width) == 4
         return rebind[Words](
-            load_filters[filter_type, lanes](panel, word, lane)
+            load_filters[filter_type, lanes, quads](panel, word, lane)
         )
 
 
@@ -436,7 +438,7 @@ def compute_span_of_groups[
     """
     # A copy: as far as the compiler knows, a sum's store may change an argument.
     var local = row
-    var elements = row.problem.gemm_k() * PANEL
+    var elements = row.problem.panel_layout(filter_type).elements()
     comptime if width == WIDEST_GROUP:
         comptime form = GroupForm(width, dot, True)
         var columns = _line_columns(local)

@@ -11,7 +11,7 @@ from ...conv.fields import ROW_BYTES
 from ...conv.memory import Writes, element_bytes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
-from ...conv.quantization import MAX_PRODUCTS
+from ...conv.quantization import sums_refusal
 from ...conv.kernel import kernel_name
 from ..epilogue import TileStore
 from ..features import feature_refusal
@@ -215,12 +215,10 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
         )
         if refusal:
             return refusal
-        var products = problem.gemm_k()
-        if operands.types.input.is_integral() and products > MAX_PRODUCTS:
-            return String(
-                t"int32 holds sums of {MAX_PRODUCTS} products whatever they"
-                t" are, but here an output has {products}"
-            )
+        if operands.types.input.is_integral():
+            refusal = sums_refusal(problem.gemm_k())
+            if refusal:
+                return refusal
         return panels_refusal(Self.code, problem)
 
     @staticmethod
