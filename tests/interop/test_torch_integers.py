@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import maxconv.torch as mt  # noqa: E402 # needs PyTorch
+from maxconv.activations import clamp  # noqa: E402 # the same
 
 pytestmark = pytest.mark.torch
 
@@ -100,6 +101,54 @@ def test_saturation(dtype: Any, zero: int, ends: list[int]) -> None:
         out_zero_point=zero,
     )
     assert output[0, :, 0, 0].tolist() == ends
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        ("silu", torch.nn.functional.silu),
+        # Limits that are no steps of the output, within those of its type.
+        (clamp(-1.3, 2.9), lambda values: values.clamp(-1.3, 2.9)),
+    ],
+    ids=["silu", "clamp"],
+)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
+@pytest.mark.parametrize(
+    ("filters", "channels", "groups"),
+    [(48, 20, 1), (40, 64, 1), (3, 64, 1), (24, 1, 24), (32, 4, 8)],
+)
+def test_activations_behind_scales(
+    activation: Any, function: Any, dtype: Any, filters: int, channels: int, groups: int
+) -> None:
+    """Scales that are no powers of two round more than once: by a step at most, and only there
+    where another rounding is as near."""
+    zero, out_zero, out_scale = 3, 17, 0.05
+    x = integers(1, channels * groups, 9, 15, dtype=dtype)
+    w = integers(filters, channels, 3, 3, dtype=torch.int8)
+    scale = torch.rand(filters) * 2e-4 + 1e-5
+    bias = torch.randn(filters)
+    output = mt.conv2d(
+        x,
+        w,
+        bias,
+        padding=1,
+        groups=groups,
+        activation=activation,
+        scale=scale,
+        zero_point=zero,
+        out_dtype=dtype,
+        out_scale=out_scale,
+        out_zero_point=out_zero,
+    )
+    sums = sums_of(x, w, zero, padding=1, groups=groups)
+    values = function(sums * scale.double().view(-1, 1, 1) + bias.double().view(-1, 1, 1))
+    steps = values / out_scale
+    limits = torch.iinfo(dtype)
+    wanted = (torch.round(steps) + out_zero).clamp(limits.min, limits.max)
+    ties = (steps - torch.floor(steps) - 0.5).abs() < 1e-3
+    difference = (output.double() - wanted).abs()
+    assert difference.max() <= 1
+    assert not difference[~ties].any()
 
 
 def test_a_compiled_model_has_the_operator() -> None:
