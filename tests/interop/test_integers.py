@@ -46,7 +46,9 @@ def build(name: str, module: Module | None = None) -> Graph:
     with Graph(name, input_types=types, kernel_library=library, module=module) as graph:
         x, signed, residual, computed = (value.tensor for value in graph.inputs)
         loaded = graph.add_weight(Weight("integers", DType.int8, FILTER.shape, DeviceRef.CPU()))
-        narrow = graph.add_weight(Weight("narrow", DType.int8, NARROW.shape, DeviceRef.CPU()))
+        narrow = graph.add_weight(
+            Weight("narrow_integers", DType.int8, NARROW.shape, DeviceRef.CPU())
+        )
         fourfold = ops.concat([x] * 4, axis=-1)
         wide: dict[str, Any] = {"padding": 1, "out_dtype": DType.float32}
         graph.output(
@@ -83,7 +85,7 @@ def build(name: str, module: Module | None = None) -> Graph:
     return graph
 
 
-GRAPHS = {"integers": Source(build, lambda: {"integers": FILTER, "narrow": NARROW})}
+GRAPHS = {"integers": Source(build, lambda: {"integers": FILTER, "narrow_integers": NARROW})}
 
 
 def sums_of(x: Integers, filter: Integers, groups: int = 1) -> npt.NDArray[np.float64]:
