@@ -273,7 +273,7 @@ struct X86Unit[
 comptime Avx512Bf16 = X86Unit[KERNEL_AVX512_BF16, PANEL, 14, 2, 1.0]
 """AVX512-BF16: with two panels 28 of 32 registers hold sums."""
 
-comptime Avx512Vnni = X86Unit[KERNEL_AVX512_VNNI, PANEL, 14, 2, 0.5]
+comptime Avx512Vnni = X86Unit[KERNEL_AVX512_VNNI, PANEL, 14, 2, 1.0]
 """AVX512-VNNI, in the same tile."""
 
 comptime AvxVnni = X86Unit[KERNEL_AVX_VNNI, PANEL // 2, 6, 1, 0.5]
