@@ -160,12 +160,13 @@ struct Steps(DeviceValue, TrivialRegisterPassable):
         """
         var zero = quantization.output_zero_point
         var factor = quantization.output_factor
+        var least = min_finite[dtype]().cast[DType.float32]() - zero
+        var most = max_finite[dtype]().cast[DType.float32]() - zero
+        # An activation's limits may both lie beyond those of the type.
         return Steps(
             factor,
-            max(low * factor, min_finite[dtype]().cast[DType.float32]() - zero),
-            min(
-                high * factor, max_finite[dtype]().cast[DType.float32]() - zero
-            ),
+            min(max(low * factor, least), most),
+            max(min(high * factor, most), least),
             zero.cast[DType.int32](),
         )
 

@@ -85,7 +85,7 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
     var steps: Steps
     """To integers."""
     var byte_steps: ByteSteps
-    """The same."""
+    """The same, as packed integers take them."""
 
     @staticmethod
     def nowhere() -> Self:

@@ -109,8 +109,11 @@ def test_saturation(dtype: Any, zero: int, ends: list[int]) -> None:
         ("silu", torch.nn.functional.silu),
         # Limits that are no steps of the output, within those of its type.
         (clamp(-1.3, 2.9), lambda values: values.clamp(-1.3, 2.9)),
+        # Beyond the output's type, and beyond 16 bits.
+        (clamp(2000, 3000), lambda values: values.clamp(2000, 3000)),
+        (clamp(-3000, -2000), lambda values: values.clamp(-3000, -2000)),
     ],
-    ids=["silu", "clamp"],
+    ids=["silu", "clamp", "above", "below"],
 )
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8])
 @pytest.mark.parametrize(
