@@ -30,7 +30,7 @@ from .conv.interleave import (
     Interleaved,
     block_refusal,
 )
-from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
+from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FEATURES, KnownProblem
 from .conv.memory import Reads, operand
 from .cpu.convolve import Cpu
 from .nvidia.convolve import Gpu
@@ -82,7 +82,7 @@ struct Placed(ImplicitlyCopyable, Movable):
 
 
 def convolve_blocks[
-    scaled: Bool, kernel: Int
+    scaled: Bool, kernel: Int, features: Int
 ](
     output: ManagedTensorSlice[mut=True, ...],
     x: ManagedTensorSlice,
@@ -100,6 +100,7 @@ def convolve_blocks[
     Parameters:
         scaled: As `ConvInterleavedCpu.execute` has it, like all that follow.
         kernel: The same.
+        features: The same.
 
     Args:
         output: The same.
@@ -143,7 +144,14 @@ def convolve_blocks[
         )
 
     comptime known = KnownProblem(
-        kernel, False, 1, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN
+        kernel,
+        False,
+        1,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        UNKNOWN,
+        features=features,
     )
 
     def run[
@@ -262,6 +270,7 @@ struct ConvInterleavedCpu:
         out_rank: Int,
         scaled: Bool = False,
         kernel: Int = ANY_KERNEL,
+        features: Int = UNKNOWN_FEATURES,
     ](
         output: _FusedComputeOutputTensor[rank=out_rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -282,6 +291,8 @@ struct ConvInterleavedCpu:
             out_rank: The same of output and residual.
             scaled: Whether each filter's sums are multiplied with its `scale`.
             kernel: The `KERNEL_*` code that is asked for.
+            features: Of the CPU, as in `KnownProblem`: the op is compiled for
+                those alone.
 
         Args:
             output: `[N, K / x, P, Q, x]`, or where `geometry` says so `[K / x,
@@ -302,7 +313,7 @@ struct ConvInterleavedCpu:
         comptime assert is_cpu[target](), (
             OP_CONV_INTERLEAVED_CPU + " runs on a CPU only"
         )
-        convolve_blocks[scaled, kernel](
+        convolve_blocks[scaled, kernel, features](
             output,
             x,
             filter,
@@ -327,6 +338,7 @@ struct ConvInterleavedUnfusedCpu:
         out_rank: Int,
         scaled: Bool = False,
         kernel: Int = ANY_KERNEL,
+        features: Int = UNKNOWN_FEATURES,
     ](
         output: OutputTensor[rank=out_rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -345,7 +357,7 @@ struct ConvInterleavedUnfusedCpu:
         comptime assert is_cpu[target](), (
             OP_CONV_INTERLEAVED_UNFUSED_CPU + " runs on a CPU only"
         )
-        convolve_blocks[scaled, kernel](
+        convolve_blocks[scaled, kernel, features](
             output,
             x,
             filter,

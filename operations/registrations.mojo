@@ -26,7 +26,7 @@ from .conv.fields import (
     OP_CONV_FUSED_INPUT_GPU,
     OP_CONV_GPU,
 )
-from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
+from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FEATURES, KnownProblem
 from .conv.memory import Reads, operand
 from .conv.target import Target
 from .cpu.convolve import Cpu
@@ -187,6 +187,7 @@ struct ConvCpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        features: Int = UNKNOWN_FEATURES,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -216,6 +217,7 @@ struct ConvCpu:
             filters: Of a group.
             taps: Along w.
             stride: Along w.
+            features: Of the CPU.
 
         Args:
             output: `[N, *output, K]`. Where filters are pixels of it,
@@ -237,7 +239,14 @@ struct ConvCpu:
         convolve[
             Cpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel,
+                exact,
+                groups,
+                channels,
+                filters,
+                taps,
+                stride,
+                features=features,
             ),
             scaled,
             depth_to_space,
@@ -330,6 +339,7 @@ struct ConvFusedInputCpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        features: Int = UNKNOWN_FEATURES,
     ](
         output: _FusedComputeOutputTensor[rank=rank, ...],
         x: _FusedInputTensor[dtype=dtype, rank=rank, ...],
@@ -352,7 +362,14 @@ struct ConvFusedInputCpu:
         convolve[
             Cpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel,
+                exact,
+                groups,
+                channels,
+                filters,
+                taps,
+                stride,
+                features=features,
             ),
             scaled,
             depth_to_space,

@@ -8,7 +8,7 @@ from max.gpu.host import DeviceContext
 from max.gpu.host.info import is_cpu, is_gpu
 
 from .conv.fields import OP_CONV_UNFUSED_CPU, OP_CONV_UNFUSED_GPU
-from .conv.known import ANY_KERNEL, UNKNOWN, KnownProblem
+from .conv.known import ANY_KERNEL, UNKNOWN, UNKNOWN_FEATURES, KnownProblem
 from .cpu.convolve import Cpu
 from .nvidia.convolve import Gpu
 from .registrations import convolve
@@ -32,6 +32,7 @@ struct ConvUnfusedCpu:
         filters: Int = UNKNOWN,
         taps: Int = UNKNOWN,
         stride: Int = UNKNOWN,
+        features: Int = UNKNOWN_FEATURES,
     ](
         output: OutputTensor[rank=rank, ...],
         x: InputTensor[dtype=dtype, rank=rank, ...],
@@ -53,7 +54,14 @@ struct ConvUnfusedCpu:
         convolve[
             Cpu,
             KnownProblem(
-                kernel, exact, groups, channels, filters, taps, stride
+                kernel,
+                exact,
+                groups,
+                channels,
+                filters,
+                taps,
+                stride,
+                features=features,
             ),
             scaled,
             depth_to_space,

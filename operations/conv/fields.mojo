@@ -202,6 +202,27 @@ comptime GPU_KERNELS = [
     KERNEL_REFERENCE,
 ]
 
+# What some CPUs have, Linux's names for it by code, and what leaves some out.
+comptime FEATURE_AMX_BF16 = 0
+comptime FEATURE_AVX512_BF16 = 1
+comptime FEATURE_AMX_FP16 = 2
+comptime FEATURE_AMX_INT8 = 3
+comptime FEATURE_AVX512_VNNI = 4
+comptime FEATURE_AVX_VNNI = 5
+comptime FEATURE_ARM_BF16 = 6
+comptime FEATURE_ARM_I8MM = 7
+comptime FEATURE_NAMES: List[StaticString] = [
+    "amx_bf16",
+    "avx512_bf16",
+    "amx_fp16",
+    "amx_int8",
+    "avx512_vnni",
+    "avx_vnni",
+    "bf16",
+    "i8mm",
+]
+comptime CPU_FEATURES_VARIABLE = "MAXCONV_CPU_FEATURES"
+
 # Activations of the epilogue.
 comptime ACTIVATION_NONE = 0
 comptime ACTIVATION_RELU = 1

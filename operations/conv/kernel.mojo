@@ -68,6 +68,18 @@ trait ConvKernel:
         ...
 
     @staticmethod
+    def always_runs(known: KnownProblem, types: OperandTypes) -> Bool:
+        """Whether dispatch chooses this kernel for every problem with these
+        known facts that none in front of it in the registry takes. An op that
+        leaves the choice to dispatch is compiled with none behind it.
+
+        Args:
+            known: Of the problem, which `may_run` takes.
+            types: Of the operands, which `type_refusal` takes.
+        """
+        return False
+
+    @staticmethod
     def refusal(
         problem: ConvProblem, operands: Operands, device: Device
     ) -> Optional[String]:

@@ -7,6 +7,10 @@ from .problem import ConvProblem
 comptime UNKNOWN = 0
 """A number that is known only when the op is called."""
 
+comptime UNKNOWN_FEATURES = -1
+"""Instructions that are known only when the op is called: all that there are
+may be there."""
+
 comptime ANY_KERNEL = -1
 """A `config=` that is known only when the op is called."""
 
@@ -32,6 +36,9 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
     var centered: Bool
     """Whether a GPU's activation of integers has a zero point; a CPU's may have
     one in any case."""
+    var features: Int
+    """Instructions that the CPU has, a bit for each `FEATURE_*` code, or
+    `UNKNOWN_FEATURES`."""
 
     def __init__(
         out self,
@@ -43,6 +50,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
         taps: Int,
         stride: Int,
         centered: Bool = False,
+        features: Int = UNKNOWN_FEATURES,
     ):
         """Gathers the fields.
 
@@ -55,6 +63,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
             taps: The same.
             stride: The same.
             centered: The same.
+            features: The same.
         """
         self.kernel = kernel
         self.exact = exact
@@ -64,6 +73,7 @@ struct KnownProblem(ImplicitlyCopyable, Movable):
         self.taps = taps
         self.stride = stride
         self.centered = centered
+        self.features = features
 
     @staticmethod
     def nothing() -> KnownProblem:

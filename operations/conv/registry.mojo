@@ -77,17 +77,21 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
             known: What is known of the problem.
         """
         var kernels = 0
+        var decided = False
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
             if (
                 _may_be_asked(Kernel.code, known)
                 and not Kernel.device_refusal(capability)
                 and not built_refusal[Kernel](types)
-                and (
-                    known.kernel == Kernel.code or Kernel.may_run(known, types)
-                )
             ):
-                kernels |= 1 << Kernel.code
+                if known.kernel == Kernel.code:
+                    kernels |= 1 << Kernel.code
+                elif not decided and Kernel.may_run(known, types):
+                    kernels |= 1 << Kernel.code
+                    decided = known.kernel == KERNEL_AUTO and (
+                        Kernel.always_runs(known, types)
+                    )
         return kernels
 
     @staticmethod

@@ -9,50 +9,51 @@ from std.collections import Optional
 from std.ffi import _Global, external_call
 from std.sys.info import CompilationTarget
 
+from ..conv.fields import (
+    CPU_FEATURES_VARIABLE,
+    FEATURE_AMX_BF16,
+    FEATURE_AMX_FP16,
+    FEATURE_AMX_INT8,
+    FEATURE_ARM_BF16,
+    FEATURE_ARM_I8MM,
+    FEATURE_AVX512_BF16,
+    FEATURE_AVX512_VNNI,
+    FEATURE_AVX_VNNI,
+    FEATURE_NAMES,
+)
+from ..conv.known import UNKNOWN_FEATURES, KnownProblem
 from ..conv.variables import variable
 
-comptime AMX_BF16 = 0
+comptime AMX_BF16 = FEATURE_AMX_BF16
 """Tiles: `tdpbf16ps` (AMX-BF16)."""
 
-comptime AVX512_BF16 = 1
+comptime AVX512_BF16 = FEATURE_AVX512_BF16
 """Vectors: `vdpbf16ps` (AVX512-BF16)."""
 
-comptime AMX_FP16 = 2
+comptime AMX_FP16 = FEATURE_AMX_FP16
 """Tiles: `tdpfp16ps` (AMX-FP16)."""
 
-comptime AMX_INT8 = 3
+comptime AMX_INT8 = FEATURE_AMX_INT8
 """Tiles: `tdpbssd` and `tdpbusd` (AMX-INT8)."""
 
-comptime AVX512_VNNI = 4
+comptime AVX512_VNNI = FEATURE_AVX512_VNNI
 """Vectors: `vpdpbusd` of 512 bits (AVX512-VNNI)."""
 
-comptime AVX_VNNI = 5
+comptime AVX_VNNI = FEATURE_AVX_VNNI
 """Vectors: `vpdpbusd` of 256 bits (AVX-VNNI)."""
 
-comptime ARM_BF16 = 6
+comptime ARM_BF16 = FEATURE_ARM_BF16
 """Matrices: `bfmmla` (FEAT_BF16)."""
 
-comptime ARM_I8MM = 7
+comptime ARM_I8MM = FEATURE_ARM_I8MM
 """Matrices: `smmla` and `usmmla` (FEAT_I8MM)."""
 
-comptime ANY_CPU = 8
+comptime ANY_CPU = len(FEATURE_NAMES)
 """Nothing: every CPU has it."""
 
-comptime _NAMES: List[StaticString] = [
-    "amx_bf16",
-    "avx512_bf16",
-    "amx_fp16",
-    "amx_int8",
-    "avx512_vnni",
-    "avx_vnni",
-    "bf16",
-    "i8mm",
-]
-"""The names that Linux has for them, by code."""
-
-comptime ALLOWED_VARIABLE = "MAXCONV_CPU_FEATURES"
-"""The variable that leaves only some: names with commas between, none if it is
-empty."""
+comptime _TILES = (1 << AMX_BF16) | (1 << AMX_FP16) | (1 << AMX_INT8)
+"""What a process may use only if the operating system permits it, a bit
+each."""
 
 comptime _ARCH_PRCTL = 158
 """The number of the system call."""
@@ -87,8 +88,8 @@ def _listed() -> List[String]:
 
 
 def _allowed() -> Optional[List[String]]:
-    """The names in `ALLOWED_VARIABLE`, if it is set."""
-    var value = variable[ALLOWED_VARIABLE]()
+    """The names in `CPU_FEATURES_VARIABLE`, if it is set."""
+    var value = variable[CPU_FEATURES_VARIABLE]()
     if not value:
         return None
     return _words(value.value())
@@ -100,21 +101,20 @@ def _detect() -> Int:
     comptime if CompilationTarget.is_linux():
         var listed = _listed()
         var allowed = _allowed()
-        comptime for feature in range(len(_NAMES)):
-            comptime name = String(_NAMES[feature])
+        comptime for feature in range(len(FEATURE_NAMES)):
+            comptime name = String(FEATURE_NAMES[feature])
             if name in listed and (not allowed or name in allowed.value()):
                 found |= 1 << feature
     comptime if CompilationTarget.is_x86():
         comptime if not CompilationTarget.has_avx512f():
             # Kernels of this build cannot name the registers.
             found &= ~((1 << AVX512_BF16) | (1 << AVX512_VNNI))
-        comptime tiles = ((1 << AMX_BF16) | (1 << AMX_FP16) | (1 << AMX_INT8))
-        if found & tiles != 0:
+        if found & _TILES != 0:
             var refused = external_call["syscall", Int](
                 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _TILE_DATA
             )
             if refused != 0:
-                found &= ~tiles
+                found &= ~_TILES
     return found
 
 
@@ -135,6 +135,29 @@ def has_feature(feature: Int) -> Bool:
         return False
 
 
+def may_have(known: KnownProblem, feature: Int) -> Bool:
+    """Whether the CPU that an op is compiled for may have instructions.
+
+    Args:
+        known: What is known of it.
+        feature: One of the codes above.
+    """
+    return feature == ANY_CPU or known.features & (1 << feature) != 0
+
+
+def must_have(known: KnownProblem, feature: Int) -> Bool:
+    """Whether the CPU that an op is compiled for is known to have instructions,
+    and the process to be allowed them.
+
+    Args:
+        known: What is known of it.
+        feature: One of the codes above.
+    """
+    if known.features == UNKNOWN_FEATURES:
+        return feature == ANY_CPU
+    return may_have(known, feature) and not _TILES & (1 << feature)
+
+
 def feature_refusal(feature: Int) -> Optional[String]:
     """Why instructions cannot be used, or None.
 
@@ -144,6 +167,6 @@ def feature_refusal(feature: Int) -> Optional[String]:
     if has_feature(feature):
         return None
     return String(
-        t"this CPU has no {materialize[_NAMES]()[feature]}, or"
-        t" {ALLOWED_VARIABLE} leaves it out"
+        t"this CPU has no {materialize[FEATURE_NAMES]()[feature]}, or"
+        t" {CPU_FEATURES_VARIABLE} leaves it out"
     )

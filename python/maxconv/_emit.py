@@ -24,9 +24,10 @@ from ._graph import (
     op_name,
     unfused_when_complete,
 )
+from ._machine import kernel_features
 from ._problem import ConvProblem, encode
 from ._signature import Operands, centered, known_problem, known_to_cpu, op_parameters
-from ._tuned import use_table
+from ._tuned import table_in_use, use_table
 
 __all__ = [
     "Tensors",
@@ -86,16 +87,26 @@ def emit(
         rank=output.rank,
     )
     parameters = op_parameters(
-        known or {}, scaled=operands.scale is not None, depth_to_space=depth_to_space
+        {**(known or {}), **({} if device.is_gpu() else _known_features())},
+        scaled=operands.scale is not None,
+        depth_to_space=depth_to_space,
     )
     name = op_name(device, fused_input=fused_input)
     if interleaved:
         op = Op.CONV_INTERLEAVED_GPU if device.is_gpu() else Op.CONV_INTERLEAVED_CPU
         name = op.value
     unfused_when_complete(Graph.current)
-    if not device.is_gpu():
-        use_table()
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
+
+
+def _known_features() -> dict[str, int]:
+    """Returns the parameter of a CPU's op that says which instructions this CPU has.
+
+    The op is compiled with the kernels that dispatch then chooses from. A tuned table may name
+    others: beside one nothing is said.
+    """
+    use_table()
+    return {} if table_in_use() else {"features": kernel_features()}
 
 
 def convolution(

@@ -25,6 +25,7 @@ __all__ = [
     "BLOCKED_IMAGES",
     "BLOCKS",
     "COPY_BYTES",
+    "CPU_FEATURES_VARIABLE",
     "CPU_KERNELS",
     "DIAGONAL_CHANNELS",
     "DIAGONAL_TAPS",
@@ -51,6 +52,7 @@ __all__ = [
     "TILE_FILTERS",
     "Activation",
     "Counted",
+    "CpuFeature",
     "Kernel",
     "Layout",
     "Op",
@@ -316,6 +318,28 @@ KERNEL_HOMES = {
 }
 
 
+class CpuFeature(IntEnum):
+    """Instructions that some CPUs have and kernels ask for, in sets a bit each."""
+
+    AMX_BF16 = 0
+    AVX512_BF16 = 1
+    AMX_FP16 = 2
+    AMX_INT8 = 3
+    AVX512_VNNI = 4
+    AVX_VNNI = 5
+    ARM_BF16 = 6
+    ARM_I8MM = 7
+
+    @property
+    def linux_name(self) -> str:
+        """What ``/proc/cpuinfo`` calls it."""
+        return self.name.lower().removeprefix("arm_")
+
+
+#: The variable of the environment that leaves only some: names with commas between.
+CPU_FEATURES_VARIABLE = "MAXCONV_CPU_FEATURES"
+
+
 class Activation(IntEnum):
     """Activation functions of the epilogue; two float parameters (p0, p1) go with each.
 
@@ -495,6 +519,14 @@ def mojo_source() -> str:
                 ("KERNEL_HOMES", _texts(f'"{KERNEL_HOMES.get(m, EVERYWHERE)}"' for m in Kernel)),
                 ("CPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in CPU_KERNELS)),
                 ("GPU_KERNELS", _texts(f"KERNEL_{m.name}" for m in GPU_KERNELS)),
+            ],
+        ),
+        (
+            "What some CPUs have, Linux's names for it by code, and what leaves some out.",
+            [
+                *((f"FEATURE_{feature.name}", feature.value) for feature in CpuFeature),
+                ("FEATURE_NAMES", _texts(f'"{feature.linux_name}"' for feature in CpuFeature)),
+                ("CPU_FEATURES_VARIABLE", f'"{CPU_FEATURES_VARIABLE}"'),
             ],
         ),
         (

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["cpu_features", "cpu_model"]
+from ._fields import CPU_FEATURES_VARIABLE, CpuFeature
+
+__all__ = ["cpu_features", "cpu_model", "kernel_features"]
 
 # What decides how fast a convolution can be, as Linux names it for x86 and for Arm.
 _FEATURES = (
@@ -35,6 +40,26 @@ def cpu_features() -> tuple[str, ...]:
         cpuinfo = _cpuinfo()
         has = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
     return tuple(feature for feature in _FEATURES if feature in has)
+
+
+def kernel_features() -> int:
+    """Returns what kernels ask a CPU for and find, a bit for each ``CpuFeature``.
+
+    It is what operations/cpu/features.mojo finds when they run, unless the operating system does
+    not permit AMX's tiles.
+    """
+    allowed = os.environ.get(CPU_FEATURES_VARIABLE)
+    return _kernel_features(None if allowed is None else frozenset(re.split(r"[,\s]+", allowed)))
+
+
+@functools.cache
+def _kernel_features(allowed: frozenset[str] | None) -> int:
+    if sys.platform != "linux":
+        return 0
+    info = _cpuinfo()
+    has = set((info.get("flags") or info.get("Features") or "").split())
+    names = has if allowed is None else has & allowed
+    return sum(1 << feature for feature in CpuFeature if feature.linux_name in names)
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ._fields import DOT_KERNELS, Kernel
+from ._fields import CPU_FEATURES_VARIABLE, DOT_KERNELS, Kernel
 from ._library import OPERATIONS, cache_dir, compiler_version, fingerprint, max_version
 from ._machine import cpu_features, cpu_model
 from ._version import __version__
@@ -48,7 +48,6 @@ CUT_FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 
 _PROBLEM_NUMBERS = 22
-_ALLOWED_FEATURES = "MAXCONV_CPU_FEATURES"
 
 
 class TableError(ValueError):
@@ -109,9 +108,9 @@ class Row:
 def this_device() -> Device:
     """Returns this machine's CPU, as rows tell it from others."""
     features = cpu_features()
-    allowed = os.environ.get(_ALLOWED_FEATURES)
+    allowed = os.environ.get(CPU_FEATURES_VARIABLE)
     if allowed is not None:
-        features = (*features, f"{_ALLOWED_FEATURES}={allowed}")
+        features = (*features, f"{CPU_FEATURES_VARIABLE}={allowed}")
     return Device(cpu_model(), platform.machine(), features)
 
 

@@ -17,6 +17,7 @@ from maxconv._fields import (
     SCALARS,
     Activation,
     Counted,
+    CpuFeature,
     Kernel,
     Layout,
     Precision,
@@ -51,6 +52,7 @@ def test_every_name_has_the_value_that_python_uses() -> None:
     expected |= {f"LAYOUT_{member.name}": member.value for member in Layout}
     expected |= {f"KERNEL_{member.name}": member.value for member in Kernel}
     expected |= {f"ACTIVATION_{member.name}": member.value for member in Activation}
+    expected |= {f"FEATURE_{member.name}": member.value for member in CpuFeature}
     expected |= {f"PRECISION_{member.name}": member.value for member in Precision}
     expected |= {f"POOLING_{name.upper()}": i for i, name in enumerate(POOLING)}
     expected |= {f"COUNTED_{member.name}": member.value for member in Counted}

@@ -12,7 +12,8 @@ from tests import ptx
 from tests.host.kernel_checks import AVX512
 
 from maxconv import _library as library
-from maxconv._fields import SEVERAL, Kernel, Precision
+from maxconv._fields import SEVERAL, CpuFeature, Kernel, Precision
+from maxconv._machine import kernel_features
 from maxconv._problem import ConvProblem
 from maxconv._signature import known_problem, known_to_cpu
 
@@ -30,9 +31,16 @@ FEW, POINTWISE, WINOGRAD = Kernel.FEW_FILTERS, Kernel.POINTWISE, Kernel.WINOGRAD
 DOT_PRODUCTS = {Kernel.AMX} if platform.machine() == "x86_64" else set()
 DOT_PRODUCTS |= {Kernel.AVX512_BF16} if AVX512 else set()
 
+TILES = DOT_PRODUCTS & {Kernel.AMX}
+VECTORS = DOT_PRODUCTS & {Kernel.AVX512_BF16}
+
+#: And of bytes, where those of 512 and 256 bits are known to be there.
+BYTE_VECTORS = {Kernel.AVX512_VNNI} if AVX512 else {Kernel.AVX_VNNI}
+
 #: Storage types of input and output.
 HALF, SINGLE = ("bfloat16", "bfloat16"), ("float32", "float32")
 EIGHTH, WIDE = ("float8_e4m3fn", "bfloat16"), ("bfloat16", "float32")
+BYTES = ("int8", "float32")
 
 #: And the channels of a block, of interleaved tensors.
 INTEGERS, WIDE_EIGHTH = ("int8", "bfloat16"), ("float8_e5m2", "bfloat16")
@@ -45,7 +53,7 @@ EXACT = Precision.FLOAT32
 
 #: What the parameters stand for that a graph leaves out: those of the registered op.
 DEFAULTS = {"kernel": -1, "exact": 0, "groups": 0, "channels": 0, "filters": 0, "taps": 0}
-ORDER = (*DEFAULTS, "stride")
+DEFAULTS |= {"stride": 0, "features": -1}
 
 
 def problem(
@@ -66,6 +74,14 @@ def symbolic() -> ConvProblem:
     return ConvProblem.from_parts(
         (1, 9, 9, Dim("c")), filters=64, filter_size=(3, 3), group_channels=Dim("c")
     )
+
+
+def features(*there: CpuFeature) -> dict[str, bool | int]:
+    return {"features": sum(1 << feature for feature in there)}
+
+
+WHOLE = known_to_cpu(problem(64, 64))
+EVERYTHING = features(*CpuFeature)
 
 
 #: What is asked: types (and the layout), compute capability, what a graph knows; and the answer.
@@ -186,6 +202,17 @@ CASES: Sequence[Case] = [
         known_to_cpu(symbolic()),
         {DEPTHWISE, GROUPED, FEW, POINTWISE, WINOGRAD, GEMM},
     ),
+    # What the CPU is known to lack is left out; behind what it is known to have, everything is that
+    # nobody asks for.
+    (HALF, CPU, WHOLE | features(), {FEW, WINOGRAD, GEMM}),
+    (HALF, CPU, WHOLE | features(CpuFeature.AVX512_BF16), {FEW} | (VECTORS or {WINOGRAD, GEMM})),
+    (HALF, CPU, WHOLE | features(CpuFeature.AMX_BF16), {FEW, WINOGRAD, GEMM} | TILES),
+    (HALF, CPU, known_to_cpu(problem(64, 64), GEMM) | EVERYTHING, {GEMM}),
+    (HALF, CPU, {"groups": 1} | EVERYTHING, {FEW, WINOGRAD, GEMM, Kernel.REFERENCE} | DOT_PRODUCTS),
+    (HALF, CPU, known_to_cpu(problem(64, 64, 64)) | EVERYTHING, {DEPTHWISE}),
+    (SINGLE, CPU, WHOLE | EVERYTHING, {FEW, POINTWISE, WINOGRAD, GEMM}),
+    (BYTES, CPU, WHOLE | features(), {WINOGRAD, Kernel.WIDENING}),
+    (BYTES, CPU, WHOLE | features(CpuFeature.AVX512_VNNI, CpuFeature.AVX_VNNI), BYTE_VECTORS),
     # On a GPU too, one fact less compiles no kernel less.
     (
         HALF,
@@ -203,30 +230,48 @@ CASES: Sequence[Case] = [
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
-    """What the registry answers to ``CASES``."""
+def lines(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the registry answers to ``CASES``, and the features of this CPU."""
     folder = tmp_path_factory.mktemp("needed")
     program, questions = folder / "needed", folder / "questions"
-    lines = []
+    asked = []
     for (dtype, out_dtype, *interleaved), capability, known, _ in CASES:
-        numbers = [int((DEFAULTS | {"stride": 0} | dict(known))[name]) for name in ORDER]
-        lines.append(
+        numbers = [int((DEFAULTS | dict(known))[name]) for name in DEFAULTS]
+        asked.append(
             " ".join(map(str, (dtype, out_dtype, capability, *(interleaved or [0]), *numbers)))
         )
-    questions.write_text("\n".join(lines))
+    questions.write_text("\n".join(asked))
     source = str(ROOT / "tests" / "mojo" / "needed_kernels.mojo")
     built = library.run_mojo("build", "-I", str(ptx.import_folder()), source, "-o", str(program))
     assert built.returncode == 0, built.stderr
     finished = subprocess.run(
         [str(program), str(questions)], capture_output=True, text=True, check=True
     )
-    return [set(line.split()) for line in finished.stdout.splitlines()]
+    return finished.stdout.splitlines()
 
 
 @pytest.mark.parametrize("index", range(len(CASES)))
-def test_what_is_compiled(answers: list[set[str]], index: int) -> None:
-    assert len(answers) == len(CASES)
-    assert answers[index] == {kernel.name.lower() for kernel in CASES[index][3]}
+def test_what_is_compiled(lines: list[str], index: int) -> None:
+    assert len(lines) == len(CASES) + 1
+    assert set(lines[index].split()) == {kernel.name.lower() for kernel in CASES[index][3]}
+
+
+def test_python_finds_the_features_that_kernels_find(lines: list[str]) -> None:
+    # What kernels of this build cannot name, or the operating system permits to nobody, is missing.
+    found, refused = int(lines[-1]), {CpuFeature.AMX_BF16, CpuFeature.AMX_FP16, CpuFeature.AMX_INT8}
+    if not AVX512:
+        refused |= {CpuFeature.AVX512_BF16, CpuFeature.AVX512_VNNI}
+    missing = kernel_features() ^ found
+    assert not missing & ~sum(1 << feature for feature in refused)
+
+
+def test_the_environment_leaves_features_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = kernel_features()
+    for left in ("", "avx512_vnni", "amx_int8, avx512_vnni"):
+        monkeypatch.setenv("MAXCONV_CPU_FEATURES", left)
+        names = left.replace(",", " ").split()
+        kept = sum(1 << feature for feature in CpuFeature if feature.linux_name in names)
+        assert kernel_features() == whole & kept
 
 
 def test_a_graph_says_what_it_knows() -> None:

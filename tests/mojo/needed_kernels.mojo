@@ -3,8 +3,8 @@
 A line of the file that is the only argument is a storage type, an output type,
 a GPU's compute capability times ten or 0 for a CPU, the channels of a block of
 interleaved tensors or 0, and the numbers of `KnownProblem`: kernel, exact,
-groups, channels, filters, taps and stride. A line of output is the kernels'
-names.
+groups, channels, filters, taps, stride and features. A line of output is the
+kernels' names. The last line is the features that this CPU is found to have.
 
 Does not compile unless Python's lists of the kernels are the registries'.
 """
@@ -16,6 +16,7 @@ from operations.conv.known import KnownProblem
 from operations.conv.operands import OperandTypes
 from operations.conv.kernel import kernel_name
 from operations.conv.registry import has_kernel
+from operations.cpu.features import ANY_CPU, has_feature
 from operations.cpu.registry import CPU_REGISTRY
 from operations.cpu.registry import check_registry as check_cpu_registry
 from operations.nvidia.registry import GPU_REGISTRY
@@ -61,6 +62,7 @@ def main() raises:
             filters=n[6],
             taps=n[7],
             stride=n[8],
+            features=n[9],
         )
         var names = String()
         if n[0] == 0:
@@ -74,3 +76,7 @@ def main() raises:
                 if has_kernel(kernels, kernel):
                     names += kernel_name(kernel) + " "
         print(names)
+    var found = 0
+    for feature in range(ANY_CPU):
+        found |= Int(has_feature(feature)) << feature
+    print(found)

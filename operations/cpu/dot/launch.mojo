@@ -14,7 +14,7 @@ from ...conv.problem import ConvProblem
 from ...conv.quantization import sums_refusal
 from ...conv.kernel import kernel_name
 from ..epilogue import TileStore
-from ..features import feature_refusal
+from ..features import feature_refusal, may_have, must_have
 from ..gemm.launch import panels_refusal
 from ..gemm.scheduler import gathered_stride
 from ..kernel import CpuKernel
@@ -204,7 +204,15 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        return not known.is_depthwise()
+        return not known.is_depthwise() and may_have(
+            known, Self.U.feature(types.input).value()
+        )
+
+    @staticmethod
+    def always_runs(known: KnownProblem, types: OperandTypes) -> Bool:
+        """See `ConvKernel`: where the instructions are known to be there. The
+        grouped kernel, which is in front, takes groups that share panels."""
+        return must_have(known, Self.U.feature(types.input).value())
 
     @staticmethod
     def refusal(
