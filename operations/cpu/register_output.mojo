@@ -68,10 +68,13 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
     """Of the first pixel and filter that are stored."""
     var filters: Int
     """Elements between two pixels."""
-    var bias: Optional[Reads[Self.bias_type]]
-    """Of the first filter that is stored."""
-    var scale: Optional[Reads[DType.float32]]
-    """Of the first filter that is stored; integers alone have one."""
+    var has_bias: Bool
+    var bias: Reads[Self.bias_type]
+    """Of the first filter that is stored, if there is one."""
+    var has_scale: Bool
+    """Integers alone have one."""
+    var scale: Reads[DType.float32]
+    """Of the first filter that is stored, if there is one."""
     var residual: Reads[Self.dtype]
     """Of the first pixel and filter that are stored, if `form` has one."""
     var beta: Float32
@@ -94,8 +97,10 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
             FORM_IDENTITY,
             Writes[Self.dtype](unsafe_from_address=CACHE_LINE),
             0,
-            None,
-            None,
+            False,
+            Reads[Self.bias_type](unsafe_from_address=CACHE_LINE),
+            False,
+            Reads[DType.float32](unsafe_from_address=CACHE_LINE),
             Reads[Self.dtype](unsafe_from_address=CACHE_LINE),
             0,
             0,
@@ -143,8 +148,10 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
             made.steps = form.steps
             comptime if integers:
                 made.byte_steps = ByteSteps.of(form.steps)
+            made.has_scale = epilogue.has_scale
             if epilogue.has_scale:
                 made.scale = epilogue.scale
+            made.has_bias = epilogue.has_bias
             if epilogue.has_bias:
                 comptime if Call.bias_type == Self.bias_type:
                     made.bias = rebind[Reads[Self.bias_type]](epilogue.bias)
@@ -174,10 +181,8 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
         var offset = pixel * self.filters + filter
         rest.elements = self.elements.unsafe_offset(offset)
         rest.residual = self.residual.unsafe_offset(offset)
-        if self.bias:
-            rest.bias = self.bias.value().unsafe_offset(filter)
-        if self.scale:
-            rest.scale = self.scale.value().unsafe_offset(filter)
+        rest.bias = self.bias.unsafe_offset(filter)
+        rest.scale = self.scale.unsafe_offset(filter)
         return rest
 
     @always_inline
@@ -198,8 +203,8 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
             mask: Those that there are, if they are `partial`.
         """
         comptime if form != FORM_IDENTITY:
-            if self.bias:
-                return _load[width, partial](self.bias.value(), filter, mask)
+            if self.has_bias:
+                return _load[width, partial](self.bias, filter, mask)
         return 0
 
     @always_inline
@@ -218,8 +223,8 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
             filter: The first filter.
             mask: Those that there are, if they are `partial`.
         """
-        if self.scale:
-            return _load[width, partial](self.scale.value(), filter, mask)
+        if self.has_scale:
+            return _load[width, partial](self.scale, filter, mask)
         return 1
 
     @always_inline

@@ -116,8 +116,8 @@ struct DirectOutput[dtype: DType](SumTarget):
     def bias[
         lanes: Lanes
     ](self, filter: Int) -> SIMD[DType.float32, lanes.width]:
-        if self.output.bias:
-            return load_lanes[lanes](self.output.bias.value(), filter)
+        if self.output.has_bias:
+            return load_lanes[lanes](self.output.bias, filter)
         # The number that changes no sum, not even a zero.
         return SIMD[DType.float32, lanes.width](-0.0)
 

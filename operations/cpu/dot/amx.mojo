@@ -226,7 +226,7 @@ struct Amx(DotUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
-        outputs: Optional[OutputLines[dtype]],
+        outputs: OutputLines[dtype],
     ):
         # Of an odd number both tiles have the row in the middle.
         var rows = activation.rows

@@ -222,7 +222,7 @@ struct MatrixUnit[emulated: Bool](DotUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
-        outputs: Optional[OutputLines[dtype]],
+        outputs: OutputLines[dtype],
     ):
         comptime for rows in range(1, MAX_ROWS + 1):
             if activation.rows == rows:

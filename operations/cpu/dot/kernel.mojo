@@ -16,7 +16,7 @@ from ...conv.fields import PANEL
 from ...conv.memory import Reads
 from ..gemm.scheduler import RowTile, gathered_stride
 from ..gemm.tile_io import Columns, gather_rows
-from .mma import ActivationTile, DotUnit, Sums
+from .mma import ActivationTile, DotUnit, OutputLines, Sums
 from .outputs import output_row, store_tile, stores_block
 from .params import DotParams, DotScratch, filter_tile
 from .pipeline import TilePipeline, panels_together
@@ -185,7 +185,7 @@ def _run_exactly[
                     tile,
                     filter_tile(params, block, panel, panels),
                     sums,
-                    None,
+                    OutputLines[params.Source.dtype].none(),
                 )
                 store_tile[U](
                     params, block, panel, panels, line, first, rows, sums

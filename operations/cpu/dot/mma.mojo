@@ -4,7 +4,7 @@ of `ROW_BYTES` of products of each a step."""
 from std.collections import Optional
 
 from ...conv.fields import ROW_BYTES
-from ...conv.memory import Reads, Writes
+from ...conv.memory import CACHE_LINE, Reads, Writes
 from ..accumulators import FilterSums
 from ..register_output import RegisterOutput
 from ..unit import MultiplyUnit
@@ -312,8 +312,10 @@ struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
     var panels: Int
     var filters: Int
     """0 unless they are few, which do not lie in panels (few_filters.mojo)."""
-    var wide: Optional[Writes[Self.dtype]]
-    """Where a slice of the panels is made wide, unless they are."""
+    var widens: Bool
+    """Whether they are made wide, slice by slice."""
+    var wide: Writes[Self.dtype]
+    """Where, if they are."""
 
     def __init__(
         out self,
@@ -334,7 +336,8 @@ struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
         self.panel_stride = panel_stride
         self.panels = panels
         self.filters = filters
-        self.wide = None
+        self.widens = False
+        self.wide = Writes[Self.dtype](unsafe_from_address=CACHE_LINE)
 
 
 @fieldwise_init
@@ -371,7 +374,13 @@ struct TileOutput[dtype: DType](ImplicitlyCopyable, Movable):
     var sums: FilterSums
     """Of the panels."""
     var filters: Int
-    """Of the panels, the last of which may have fewer than the others."""
+    """Of the panels, the last of which may have fewer than the others; 0: the
+    register tile stores none, and its sums go to memory."""
+
+    @staticmethod
+    def none() -> Self:
+        """No outputs."""
+        return Self(RegisterOutput[Self.dtype].nowhere(), FilterSums.none(), 0)
 
     @always_inline
     def at(self, pixel: Int) -> Self:
@@ -395,6 +404,16 @@ struct OutputLines[dtype: DType](ImplicitlyCopyable, Movable):
     """Of the first line."""
     var pixels: Int
     """Between two lines."""
+
+    @staticmethod
+    def none() -> Self:
+        """No outputs."""
+        return Self(TileOutput[Self.dtype].none(), 0)
+
+    @always_inline
+    def are_stored(self) -> Bool:
+        """Whether register tiles store them."""
+        return self.first.filters > 0
 
     @always_inline
     def line(self, line: Int) -> TileOutput[Self.dtype]:
@@ -519,7 +538,7 @@ trait DotUnit(MultiplyUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
-        outputs: Optional[OutputLines[dtype]],
+        outputs: OutputLines[dtype],
     ):
         """Multiplies a register tile.
 
@@ -531,8 +550,8 @@ trait DotUnit(MultiplyUnit):
             activation: The activations, at most `rows` times `tiles` of them.
             filter: The panels, at most as many as the rows leave room for.
             sums: Where the sums go, whole panels of each row.
-            outputs: Where they go instead as outputs, if the unit
-                `stores_outputs`.
+            outputs: Where they go instead as outputs, if there are any: the
+                unit `stores_outputs`.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Where the sums of a dot-product register tile become outputs: in memory, behind
 the epilogue, or in its registers, where the epilogue's form allows it."""
 
-from std.collections import Optional
 from std.sys.info import size_of
 
 from ...conv.fields import PANEL
@@ -28,10 +27,12 @@ def stores_block[U: DotUnit](params: DotParams, block: Block) -> Bool:
 @always_inline
 def register_outputs[
     U: DotUnit
-](params: DotParams, block: Block, place: Place) -> Optional[
-    OutputLines[params.Source.dtype]
+](params: DotParams, block: Block, place: Place) -> OutputLines[
+    params.Source.dtype
 ]:
     """Where a register tile stores its outputs itself, if it does."""
+    if not stores_block[U](params, block):
+        return OutputLines[params.Source.dtype].none()
     var tile = _output_tile(
         params,
         block,
@@ -41,8 +42,6 @@ def register_outputs[
         place.first,
         place.rows,
     )
-    if not stores_block[U](params, block):
-        return None
     return OutputLines(
         TileOutput(
             params.stored.value().at(tile.row, tile.filter),

@@ -234,6 +234,7 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         if spread == 1 and self.few == 0:
             return packed
         if self.slices:
+            packed.widens = True
             packed.wide = self.scratch.filter
             return packed
         var stride = self._widened_stride()
@@ -309,7 +310,7 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         Self.U.multiply(
             state, tile, self._filter(place), self._sums(place), outputs
         )
-        if outputs:
+        if outputs.are_stored():
             return
         self.finish()
         self.pending = place

@@ -1,7 +1,7 @@
 """The register tile of units whose lanes each add up the products of a word: the
 words of several pixels, one at a time, by vectors of filters."""
 
-from std.collections import Array, Optional
+from std.collections import Array
 from std.math import ceildiv
 from std.sys.info import size_of
 
@@ -41,7 +41,7 @@ def multiply_panels[
     activation: ActivationTile[dtype],
     filter: FilterTile[dtype],
     sums: Sums,
-    outputs: Optional[OutputLines[dtype]],
+    outputs: OutputLines[dtype],
 ):
     """Multiplies all pixels of a tile by panels, slice by slice of the products:
     each slice of the filter stays in a cache for all pixels.
@@ -52,10 +52,10 @@ def multiply_panels[
 
     Args:
         activation: The activations, as wide as `U.spread` says.
-        filter: The panels, as wide unless `wide` says where to make them so.
+        filter: The panels, as wide unless `widens` has them made so.
         sums: Where the sums go, whole panels of each pixel; with outputs, those
             of a slice that is not the last one.
-        outputs: Where outputs go, if `U` stores them.
+        outputs: Where outputs go, if there are any: `U` stores them.
     """
     comptime spread = U.spread(dtype)
     comptime chunk = CHUNK_WORDS * WORD * PANEL // size_of[dtype]()
@@ -66,8 +66,8 @@ def multiply_panels[
         var here = filter
         here.elements = filter.elements.unsafe_offset(first * spread * chunk)
         comptime if spread > 1:
-            if filter.wide:
-                var wide = filter.wide.value()
+            if filter.widens:
+                var wide = filter.wide
                 here.elements = wide.as_imm()
                 here.panel_stride = count * spread * chunk
                 for panel in range(filter.panels):
@@ -80,9 +80,9 @@ def multiply_panels[
                     )
         var is_last = first + count == activation.chunks
         for line in range(activation.lines):
-            var output = Optional[TileOutput[dtype]](None)
-            if is_last and outputs:
-                output = outputs.value().line(line)
+            var output = outputs.line(line)
+            if not is_last:
+                output.filters = 0
             _multiply_slice[U, dtype](
                 activation.line(line),
                 here,
@@ -99,7 +99,7 @@ def _multiply_slice[
     activation: ActivationTile[dtype],
     filter: FilterTile[dtype],
     sums: Sums,
-    output: Optional[TileOutput[dtype]],
+    output: TileOutput[dtype],
     slice: Slice,
 ):
     """Adds the products of a slice to the sums of a line, register tile by
@@ -120,8 +120,7 @@ def _multiply_slice[
                         )
         rest = rest.behind(tiles * rows)
         to = to.behind(tiles * rows)
-        if target:
-            target = target.value().at(tiles * rows)
+        target = target.at(tiles * rows)
 
 
 @always_inline
@@ -315,7 +314,7 @@ def _multiply_tiles[
     activation: ActivationTile[dtype],
     filter: FilterTile[dtype],
     sums: Sums,
-    output: Optional[TileOutput[dtype]],
+    output: TileOutput[dtype],
     slice: Slice,
     tiles: Int,
 ):
@@ -346,10 +345,8 @@ def _multiply_tiles[
     )
     for tile in range(tiles):
         comptime if U.stores_outputs(dtype):
-            if output:
-                prefetch_outputs[dtype, rows](
-                    output.value().output.at(tile * rows)
-                )
+            if output.filters > 0:
+                prefetch_outputs[dtype, rows](output.output.at(tile * rows))
         var acc = Array[SIMD[sums_type, U.lanes], rows * vectors](fill=0)
         if slice.first > 0:
             comptime for i in range(rows):
@@ -391,9 +388,9 @@ def _multiply_tiles[
         var here = to
         to = to.unsafe_offset(rows * sums.stride)
         comptime if U.stores_outputs(dtype):
-            if output:
+            if output.filters > 0:
                 store_outputs[U, dtype, rows, panels](
-                    acc, output.value().at(tile * rows)
+                    acc, output.at(tile * rows)
                 )
                 continue
         comptime for i in range(rows):

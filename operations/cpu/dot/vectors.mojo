@@ -173,7 +173,7 @@ struct X86Unit[
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
-        outputs: Optional[OutputLines[dtype]],
+        outputs: OutputLines[dtype],
     ):
         comptime if Self.takes_few(dtype):
             if filter.filters > 0:

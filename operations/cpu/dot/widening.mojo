@@ -188,13 +188,15 @@ struct Widening(VectorUnit):
         activation: ActivationTile[dtype],
         filter: FilterTile[dtype],
         sums: Sums,
-        outputs: Optional[OutputLines[dtype]],
+        outputs: OutputLines[dtype],
     ):
         comptime if Self.takes_few(dtype):
             if filter.filters > 0:
                 multiply_few[Self, dtype](activation, filter, sums)
                 return
-        multiply_panels[Self, dtype](activation, filter, sums, None)
+        multiply_panels[Self, dtype](
+            activation, filter, sums, OutputLines[dtype].none()
+        )
 
     @staticmethod
     def add[

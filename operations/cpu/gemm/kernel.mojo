@@ -316,10 +316,9 @@ def _run_group(
     var width = params.blocking.tile_panels()
     var panels = params.blocking.stored_panels()
     var stored = params.blocking.stored_tiles()
-    var outputs = _register_outputs(params, group) if is_last else None
+    var stores = is_last and Bool(params.stored)
     for panel in range(0, task.panels, panels):
         var end = min(panel + panels, task.panels)
-        var stores = Bool(outputs)
         for first in range(0, task.tiles, stored):
             var sums = Sums(params, scratch, group.index, panel, first)
             var rows = 0
@@ -334,7 +333,9 @@ def _run_group(
                     var own = StoredRows.none()
                     if stores:
                         own = StoredRows(
-                            outputs.value().at(tiles[i].row, at * PANEL),
+                            params.stored.value().at(
+                                tiles[i].row, group.first_filter + at * PANEL
+                            ),
                             tiles[i].rows,
                             min(last * PANEL, group.count) - at * PANEL,
                         )
@@ -359,17 +360,6 @@ def _run_group(
                     sums.memory,
                     sums.stride,
                 )
-
-
-@always_inline
-def _register_outputs(
-    params: GemmParams, group: GroupFilters
-) -> Optional[RegisterOutput[DType.float32]]:
-    """The outputs of a task's group, from the image's first pixel on, if register
-    tiles may store them."""
-    if not params.stored:
-        return None
-    return params.stored.value().at(0, group.first_filter)
 
 
 @always_inline

@@ -7,7 +7,7 @@ from std.sys.info import size_of
 from ...conv.memory import Reads, Writes
 from ...conv.panels import chunk_products
 from ..config import CPU_TILE
-from ..dot.mma import ActivationTile, FilterTile, Sums
+from ..dot.mma import ActivationTile, FilterTile, OutputLines, Sums
 from ..dot.widening import Widening
 from ..gemm.mma import (
     MAX_RUNS,
@@ -178,5 +178,5 @@ def _multiply_pairs(
         ),
         FilterTile[DType.int8](weights, plan.filter.elements() * bytes, panels),
         Sums(to, plan.sums.row),
-        None,
+        OutputLines[DType.int8].none(),
     )
