@@ -23,6 +23,10 @@ REGISTERS = 64 * 1024
 
 NO_SPILLS = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
 
+SPILLED = {"sm90-24": 40}
+"""Bytes that kernels of 16-bit types may spill, by name: 256x128 in parts, whose sums take 128
+registers, keeps addresses of the exchange on the stack."""
+
 
 def import_folder() -> Path:
     """Returns a folder for ``-I`` of Mojo programs, with the kernels precompiled.
