@@ -269,11 +269,12 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
 
     def first_tile_barriers(self) -> Int:
         """Barriers by which loaders know that TMA has been asked for the first
-        tile's activations: one, if there are loaders and TMA loads."""
-        return (
-            1 if self.epilogue.num_epi_load_stages > 0
-            and not self.gathers() else 0
-        )
+        tile's activations: one, if there are loaders. Warps that load unaligned
+        residuals take longer, and begin at once; consumers in turns with a halo
+        gain nothing."""
+        if self.unaligned or (self.halo > 0 and not self.cooperative):
+            return 0
+        return 1 if self.epilogue.num_epi_load_stages > 0 else 0
 
     def ring_barriers(self) -> Int:
         """Barriers of the rings: of activations, of filters, and of each
