@@ -9,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.emulated.convolution import Kernel, Operands, run
+from tests.emulated.convolution import Kernel, Operands, WithResidual, run
 
 from ptxemu import EmulatorError, Trace
 from ptxemu.trace import BARRIER, ENGINE, RUNNING, WARP, Span
 
 Emitted = tuple[Path, list[Kernel]]
+
+#: Of the filters, each at least a stage of a tile's activations.
+TAPS = 9
 
 
 def traced(kernel: Kernel, seed: int, ptx: str = "") -> tuple[Trace, np.ndarray | None]:
@@ -102,6 +105,27 @@ def test_engines_name_lines_and_bytes(pair: Trace, emitted: Emitted) -> None:
     assert loads
     assert all("cp.async.bulk.tensor" in text[span.details["line"] - 1] for span in loads)
     assert {int(span.name.split()[-2]) for span in loads} == {48 * 128, 128 * 128}
+
+
+def test_a_first_tiles_residual_is_asked_for_behind_its_activations(
+    small: list[tuple[Kernel, bool]],
+) -> None:
+    kernel = next(kernel for kernel, fused in small if fused)
+    text, trace = kernel.ptx.split("\n"), Trace()
+    run(kernel, WithResidual.draw(0, kernel.end, True), 0, "", trace)
+    firsts: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for span in of_kind(trace, ENGINE):
+        # Activations have an axis more than the residual; filters are no im2col loads.
+        line = text[span.details["line"] - 1] if "line" in span.details else ""
+        for rank in ("4d", "3d"):
+            if f"tensor.{rank}.shared" in line and "im2col" in line:
+                firsts[span.track.block, rank].append(span.start)
+    blocks = {block for block, _ in firsts}
+    assert blocks
+    for block in blocks:
+        activations, residuals = sorted(firsts[block, "4d"]), sorted(firsts[block, "3d"])
+        assert len(activations) >= TAPS
+        assert activations[TAPS - 1] < residuals[0]
 
 
 def test_a_trace_disturbs_nothing(emitted: Emitted) -> None:

@@ -79,7 +79,8 @@ def test_no_type_spills(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
     assert any(row[0].startswith("sm90-") for row in rows)
     for name, registers, *spills, _, shared in rows:
-        assert max(map(int, spills)) <= (0 if name.startswith("sm90") else 32), name
+        most = ptx.may_spill(name) if name.startswith(("sm90", "unaligned")) else 32
+        assert max(map(int, spills)) <= most, name
         if name.startswith(("implicit_gemm", "grouped")):
             assert int(registers) * THREADS * 2 <= REGISTERS, name
             assert int(shared) <= 48 * 1024, name

@@ -195,6 +195,14 @@ comptime HALO_SPLIT = _rows(
 comptime HALO_SPLIT_CORRECTION = 0.914
 """Of its model, aligned or not."""
 
+comptime NARROW_HALO_SPLIT = _rows(
+    (128, 64), (6, 6, 3), cluster=SPLIT_K, halo=8, subtile_pixels=16
+)
+"""For fewer tiles, or fewer filters."""
+
+comptime NARROW_HALO_SPLIT_CORRECTION = 1.17
+"""Of its model where pixels are unaligned; no others' is asked."""
+
 comptime PING_PONG_128 = _rows((128, 128), (5, 5, 4), cooperative=False)
 """In turns, for any stride."""
 
@@ -391,6 +399,10 @@ def _unaligned_candidates() -> List[Candidate]:
             _unaligned(HALO_STATIONARY), correction=HALO_STATIONARY_CORRECTION
         ),
         Candidate(_unaligned(HALO_SPLIT), correction=HALO_SPLIT_CORRECTION),
+        Candidate(
+            _unaligned(NARROW_HALO_SPLIT),
+            correction=NARROW_HALO_SPLIT_CORRECTION,
+        ),
     ]
 
 
@@ -400,6 +412,9 @@ def _tuned_candidates() -> List[Candidate]:
     var rows = _rows((128, 64), (7, 7, 3), cooperative=False, halo=32)
     rows.epilogue.output_tile_shape[0] = 32
     rows.epilogue.whole_rows = False
+    var wide = _rows((96, 256), (4, 4, 4), subtile_pixels=32)
+    # With 16 values at a time registers are spilled.
+    wide.epilogue.fragment_size = 8
     return [
         Candidate(
             _rows(
@@ -412,12 +427,7 @@ def _tuned_candidates() -> List[Candidate]:
             only_tuned=True,
         ),
         Candidate(rows, only_tuned=True),
-        Candidate(
-            _rows(
-                (128, 64), (6, 6, 3), cluster=SPLIT_K, halo=8, subtile_pixels=16
-            ),
-            only_tuned=True,
-        ),
+        Candidate(NARROW_HALO_SPLIT, only_tuned=True),
         # Widths that fill waves, and 80 filters.
         Candidate(
             _rows((144, 128), (6, 5, 3), subtile_pixels=16), only_tuned=True
@@ -440,6 +450,12 @@ def _tuned_candidates() -> List[Candidate]:
         ),
         Candidate(
             _rows((128, 64), (8, 8, 3), cluster=PAIR_N, subtile_pixels=32),
+            only_tuned=True,
+        ),
+        Candidate(wide, only_tuned=True),
+        Candidate(_rows((128, 112), (6, 6, 2), swapped=False), only_tuned=True),
+        Candidate(
+            _rows((128, 80), (6, 6, 2), swapped=False, cluster=PAIR_M),
             only_tuned=True,
         ),
     ]

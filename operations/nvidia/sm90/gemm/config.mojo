@@ -267,6 +267,15 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         each consumer."""
         return 1 + self.consumers if self.splits() else 0
 
+    def first_tile_barriers(self) -> Int:
+        """Barriers by which loaders know that TMA has been asked for the first
+        tile's activations: one, if there are loaders. Warps that load unaligned
+        residuals take longer, and begin at once; consumers in turns with a halo
+        gain nothing."""
+        if self.unaligned or (self.halo > 0 and not self.cooperative):
+            return 0
+        return 1 if self.epilogue.num_epi_load_stages > 0 else 0
+
     def ring_barriers(self) -> Int:
         """Barriers of the rings: of activations, of filters, and of each
         consumer's residual."""
@@ -294,6 +303,7 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     def header_bytes(self) -> Int:
         """Bytes of the barriers, rounded up to where tiles may begin."""
         var barriers = self.ring_barriers() + self.exchange_barriers()
+        barriers += self.first_tile_barriers()
         var bytes = barriers * BARRIER_BYTES
         return (bytes + PATTERN_BYTES - 1) // PATTERN_BYTES * PATTERN_BYTES
 

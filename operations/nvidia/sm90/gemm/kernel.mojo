@@ -61,6 +61,10 @@ from .split_k import SplitExchange, sum_splits
 comptime PRODUCER = 0
 """The warpgroup of producers and loaders; consumers follow."""
 
+comptime MOST_EARLY_STAGES = UInt32(2)
+"""Activation stages of a tile beside which its residual may come at once: with so
+few the epilogue would wait for it."""
+
 
 @fieldwise_init
 struct ConvKernel[
@@ -294,6 +298,8 @@ struct ConvKernel[
                 producers=Self.config.ring_producers(),
                 releases=Self.act_consumer_arv_count,
             )
+            comptime if Self.config.first_tile_barriers() > 0:
+                storage.first_tile.init(1)
             publish_barriers()
         elif thread_idx.x == Int(FILTER_WARP) * WARP:
             storage.filter.init(
@@ -391,12 +397,18 @@ struct ConvKernel[
         lane: UInt32,
     ):
         """The loader of a consumer: fills its residual buffers, tile after
-        tile."""
+        tile. Its first bytes come behind those that the first multiplies wait
+        for, unless these are as few."""
         var epilogue = Self._epilogue(storage, consumer, lane)
         var pixel, filter = Self._start(consumer)
         var scheduler = Self.Scheduler(geometry)
         comptime if not Self.config.cooperative:
             scheduler.advance(consumer)
+        comptime if Self.config.first_tile_barriers() > 0:
+            if geometry.rounds(
+                Self.config.halo
+            ) > MOST_EARLY_STAGES and scheduler.valid(geometry):
+                storage.first_tile.wait(0)
         while scheduler.valid(geometry):
             var tile = scheduler.tile(geometry)
             tile.pixel += pixel

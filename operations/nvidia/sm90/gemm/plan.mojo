@@ -347,9 +347,16 @@ def gemm_refusal(
             whole pieces.
     """
     var table = GemmCandidates(problem, operands, device, unaligned=unaligned)
-    var refusal = table.unaligned_refusal() if unaligned else (
-        table.traversal.refusal(0)
-    )
+    var refusal: Optional[String]
+    if unaligned:
+        refusal = table.unaligned_refusal()
+    else:
+        refusal = table.traversal.refusal(0)
+        if not refusal:
+            # Of every row; that of the last may be that the model does not choose it.
+            refusal = table.traversal.output_refusal(
+                element_bytes(operands.types.output)
+            )
     return refusal if refusal else refusal_of_all(table)
 
 

@@ -66,6 +66,8 @@ def produce_activations[
 ):
     """Fills the activation ring.
 
+    When the first tile's have been asked for, loaders of residuals may begin.
+
     Where stages stay idle, a stage waits for a later release than that of what
     it held: for the only one, since another wait would delay every load.
 
@@ -85,6 +87,7 @@ def produce_activations[
     # What must have been released before a stage is filled.
     var behind = RingPosition[stages](geometry.idle_stages, 1)
     var bytes = config.act_stage_pixels() * row_bytes[in_type](geometry)
+    var is_first = True
     while scheduler.valid(geometry):
         var tile = scheduler.tile(geometry)
         # All tiles' filters read the same channels if each is a group.
@@ -110,6 +113,10 @@ def produce_activations[
             )
             position.step()
             tap.step(config.halo, geometry)
+        comptime if config.first_tile_barriers() > 0:
+            if is_first:
+                storage.first_tile.arrive()
+                is_first = False
         scheduler.advance()
     comptime if config.cluster_shape[1] > 1:
         storage.activation.await_releases(position)

@@ -4,7 +4,7 @@ buffers."""
 from max.gpu.memory import external_memory
 
 from ...im2col.traversal import ROW_BYTES
-from ...pipeline.barrier import BARRIER_BYTES
+from ...pipeline.barrier import BARRIER_BYTES, Barrier
 from ...pipeline.chunks import clear_rows
 from ...pipeline.ring import Ring
 from ...tma.copy import SharedAddress
@@ -28,6 +28,9 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
     var filter: Self.FilterRing
     var residual_barriers: SharedAddress
     """Of each consumer's residual ring, consumer by consumer."""
+    var first_tile: Barrier
+    """Completes when TMA has been asked for the activations of the block's first
+    tile."""
     var exchange: SplitExchange[Self.config]
     """Of blocks that share a tile, in the rings' memory."""
     var buffers: SharedAddress
@@ -63,6 +66,8 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             + Self.FilterRing.barrier_bytes()
         )
         comptime ring_barriers = Self.config.ring_barriers()
+        comptime first_tile = ring_barriers + Self.config.exchange_barriers()
+        self.first_tile = Barrier(address + UInt32(first_tile) * BARRIER_BYTES)
         self.exchange = SplitExchange[Self.config](
             address + UInt32(ring_barriers) * BARRIER_BYTES, activation
         )

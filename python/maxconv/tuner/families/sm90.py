@@ -198,7 +198,8 @@ def _memory(model: Model, workload: Workload) -> None:
     exchange = table(model, "exchange.of_one", "consumers", lambda c: 1 + c)
     splits = place(model, CLUSTER_K)
     stage_fuse(model, "exchange_barriers", splits, (0, exchange))
-    total(model, "barriers", rings, rings, "exchange_barriers")
+    # And the one that loaders of residuals wait for, where there is one: the sum is rounded up.
+    total(model, "barriers", rings, rings, "exchange_barriers", 1)
     product(model, "barrier_bytes", "barriers", facts["barrier_bytes"])
     rounded_up(model, "header_bytes", "barrier_bytes", pattern)
     memory_limit(model, _schedule(), facts["max_shared_bytes"])
