@@ -315,20 +315,42 @@ def _run_group(
     var is_last = columns.end == params.blocking.products
     var width = params.blocking.tile_panels()
     var panels = params.blocking.stored_panels()
-    var stored = params.blocking.stored_tiles()
     var stores = is_last and Bool(params.stored)
+    var stored = params.blocking.stored_tiles()
+    # No sums in memory, and no filter that is fetched tile by tile.
+    var in_line = stores and not (
+        params.blocking.is_sliced() or params.blocking.streams
+    )
+    if in_line:
+        stored = task.tiles
     for panel in range(0, task.panels, panels):
         var end = min(panel + panels, task.panels)
         for first in range(0, task.tiles, stored):
             var sums = Sums(params, scratch, group.index, panel, first)
             var rows = 0
-            for i in range(first, min(first + stored, task.tiles)):
+            var behind = min(first + stored, task.tiles)
+            var i = first
+            while i < behind:
                 var to = sums.memory.unsafe_offset(rows * sums.stride)
+                ref operand = operands[places[i].operand]
+                var together = 1
+                if in_line:
+                    together = _tiles_in_line(
+                        tiles, places, i, behind, operand.row_stride
+                    )
                 for at in range(panel, end, width):
                     var last = min(at + width, end)
                     if is_last:
                         _prefetch_output(
-                            params, task, columns, tiles, group, at, last, i
+                            params,
+                            task,
+                            columns,
+                            tiles,
+                            group,
+                            at,
+                            last,
+                            i,
+                            together,
                         )
                     var own = StoredRows.none()
                     if stores:
@@ -339,7 +361,6 @@ def _run_group(
                             tiles[i].rows,
                             min(last * PANEL, group.count) - at * PANEL,
                         )
-                    ref operand = operands[places[i].operand]
                     multiply(
                         tiles[i].rows,
                         last - at,
@@ -350,8 +371,10 @@ def _run_group(
                         sums.stride,
                         columns.begin > 0,
                         own,
+                        together,
                     )
-                rows += tiles[i].rows
+                rows += together * tiles[i].rows
+                i += together
             if is_last and not stores:
                 var tile = RowTile(tiles[first].row, rows)
                 params.output.store(
@@ -360,6 +383,31 @@ def _run_group(
                     sums.memory,
                     sums.stride,
                 )
+
+
+@always_inline
+def _tiles_in_line(
+    tiles: Array[RowTile, MAX_BLOCK_TILES],
+    places: Array[TileActivations, MAX_BLOCK_TILES],
+    first: Int,
+    behind: Int,
+    row_stride: Int,
+) -> Int:
+    """How many tiles from `first` on are alike, and follow each other in the
+    activation and in the output."""
+    var rows = tiles[first].rows
+    if rows != tile_rows(rows):
+        return 1
+    for i in range(first + 1, behind):
+        var distance = (i - first) * rows
+        if (
+            tiles[i].rows != rows
+            or tiles[i].row != tiles[first].row + distance
+            or places[i].operand != places[first].operand
+            or places[i].offset != places[first].offset + distance * row_stride
+        ):
+            return i - first
+    return behind - first
 
 
 @always_inline
@@ -372,12 +420,14 @@ def _prefetch_output(
     panel: Int,
     end: Int,
     index: Int,
+    together: Int,
 ):
-    """Asks for the outputs of the tile at `index`, before its last slice."""
+    """Asks for the outputs of the tile at `index`, before its last slice. Those of
+    the others that are multiplied with it are asked for meanwhile."""
     # A short multiply does not wait for memory: a tile earlier then.
     var next = index
     if columns.end - columns.begin < LONG_DEPTH:
-        next += 1
+        next += together
         if next == task.tiles:
             return
     params.output.prefetch(

@@ -15,6 +15,7 @@ from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.panels import chunk_products, interleaved_products
 from ..config import CPU_TILE, LANES, MOST_TILE_PANELS, tile_panels
+from ..form import FORM_RESIDUAL
 from ..near_rows import NEAR_ROWS, near_address
 from ..panel import load_filters, load_pairs, widened
 from ..register_output import REGISTER_FORMS, RegisterOutput
@@ -106,6 +107,15 @@ struct StoredRows(ImplicitlyCopyable, Movable):
     def none() -> Self:
         """No outputs."""
         return Self(RegisterOutput[DType.float32].nowhere(), 0, 0)
+
+    @always_inline
+    def at(self, row: Int) -> Self:
+        """Those of a later tile.
+
+        Args:
+            row: How many rows lie in front.
+        """
+        return Self(self.output.at(row), self.rows, self.filters)
 
 
 comptime UNROLLED = 4
@@ -256,8 +266,9 @@ def multiply_tile[
     accumulators_stride: Int,
     accumulate: Bool,
     stored: StoredRows,
+    tiles: Int,
 ):
-    """Multiplies a tile.
+    """Multiplies a tile, or some that follow each other.
 
     Parameters:
         filter_type: The packed filter's type.
@@ -273,7 +284,56 @@ def multiply_tile[
         accumulators_stride: Elements between two of its rows.
         accumulate: Whether to add to the tile instead of overwriting it.
         stored: The outputs that are stored instead of the tile.
+        tiles: How many; more than one are stored.
     """
+    for tile in range(tiles):
+        if tile + 1 < tiles:
+            _prefetch_rows[rows, panels](stored.output.at((tile + 1) * rows))
+        _multiply_one[filter_type, rows, panels, fetches](
+            operand,
+            channel + tile * rows * operand.row_stride,
+            filter,
+            accumulators,
+            accumulators_stride,
+            accumulate,
+            stored.at(tile * rows),
+        )
+
+
+@always_inline
+def _prefetch_rows[
+    rows: Int, panels: Int
+](output: RegisterOutput[DType.float32]):
+    """Asks for the memory of a tile's outputs, and for their residuals."""
+    comptime to_write = PrefetchOptions().for_write().high_locality()
+    comptime to_read = PrefetchOptions().for_read().high_locality()
+    comptime line = CACHE_LINE // size_of[DType.float32]()
+    comptime for i in range(rows):
+        comptime for j in range(0, panels * PANEL, line):
+            prefetch[params=to_write](
+                output.elements.unsafe_offset(i * output.filters + j)
+            )
+    if output.form == FORM_RESIDUAL:
+        comptime for i in range(rows):
+            comptime for j in range(0, panels * PANEL, line):
+                prefetch[params=to_read](
+                    output.residual.unsafe_offset(i * output.filters + j)
+                )
+
+
+@always_inline
+def _multiply_one[
+    filter_type: DType, rows: Int, panels: Int, fetches: Bool
+](
+    operand: TileOperand,
+    channel: Int,
+    filter: FilterOperand[filter_type],
+    accumulators: Writes[DType.float32],
+    accumulators_stride: Int,
+    accumulate: Bool,
+    stored: StoredRows,
+):
+    """Multiplies a tile."""
     comptime vectors = panels * PANEL // LANES
     comptime interleaved = interleaved_products(filter_type)
 
@@ -411,8 +471,10 @@ def multiply[
     accumulators_stride: Int,
     accumulate: Bool,
     stored: StoredRows,
+    tiles: Int = 1,
 ):
-    """Multiplies a tile whose size is known at run time.
+    """Multiplies a tile whose size is known at run time, or some that follow each
+    other.
 
     Parameters:
         filter_type: The packed filter's type.
@@ -427,6 +489,7 @@ def multiply[
         accumulators_stride: Elements between two of them.
         accumulate: Whether to add to the tile instead of overwriting it.
         stored: The outputs that are stored instead of the tile.
+        tiles: How many; more than one are whole, and stored.
     """
     var wanted = tile_rows(rows)
     comptime for p in range(1, MOST_TILE_PANELS + 1):
@@ -444,6 +507,7 @@ def multiply[
                                 accumulators_stride,
                                 accumulate,
                                 stored,
+                                tiles,
                             )
                             return
                     if wanted == tile:
@@ -455,6 +519,7 @@ def multiply[
                             accumulators_stride,
                             accumulate,
                             stored,
+                            tiles,
                         )
                         return
 
