@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from tests.interop.graphs import Source
+from tests.interop.graphs import Source, input_type
 from tests.reference import conv_reference
 
 import maxconv
+from maxconv import _emit
+from maxconv._machine import kernel_features
 from maxconv._packing import bfloat16_to_float32, float32_to_bfloat16
 
 if TYPE_CHECKING:
@@ -404,3 +408,24 @@ def test_types(models: dict[str, Model]) -> None:
     sums = 108 * 4 * math.sqrt(108) * 2.0**-24
     for actual, wanted, rounding in expected:
         np.testing.assert_allclose(actual, wanted, rtol=rounding * 1.001, atol=sums)
+
+
+@pytest.mark.parametrize("tuned", [None, Path("table")])
+def test_an_op_is_told_of_its_cpu_unless_a_table_names_kernels(
+    tuned: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table may name a kernel that dispatch does not choose on this CPU."""
+    from max.graph import Graph
+
+    monkeypatch.setattr(_emit, "table_in_use", lambda: tuned)
+    library = maxconv.kernel_library()
+    types = [input_type((2, 8, 9, 6)), input_type((2, 8, 9, 6), "int8")]
+    with Graph("told", input_types=types, kernel_library=library) as graph:
+        x, integers = (value.tensor for value in graph.inputs)
+        results = [
+            maxconv.conv2d(x, RSCF),
+            maxconv.conv2d(integers, RSCF.astype(np.int8), out_dtype=x.dtype),
+        ]
+        graph.output(*results)
+    told = re.findall(r"features = (\d+)", str(graph))
+    assert told == ([] if tuned else [str(kernel_features())] * len(results))

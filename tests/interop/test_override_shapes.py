@@ -20,6 +20,7 @@ from tests.interop.max_shapes import CASES
 import maxconv
 from maxconv._fields import GEOMETRY, SEVERAL, Op
 from maxconv._graph import constant_array
+from maxconv._machine import kernel_features
 
 if TYPE_CHECKING:
     from max.engine import Model
@@ -91,6 +92,7 @@ def check_known(operation: Any, operands: Sequence[Array], shape: tuple[int, ...
         "groups": groups,
         "channels": x.shape[-1] // groups,
         "filters": shape[-1] // groups,
+        "features": kernel_features(),
     }
     for name, value in re.findall(r"(\w+) = (-?\d+)", str(operation.parameters)):
         assert facts[name] == int(value) or (int(value) == SEVERAL and facts[name] > 1), name
