@@ -336,7 +336,8 @@ class CpuFeature(IntEnum):
         return self.name.lower().removeprefix("arm_")
 
 
-#: The variable of the environment that leaves only some: names with commas between.
+#: The variable of the environment that leaves only some: names with commas between, none if it is
+#: empty.
 CPU_FEATURES_VARIABLE = "MAXCONV_CPU_FEATURES"
 
 

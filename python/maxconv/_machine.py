@@ -37,8 +37,7 @@ def cpu_features() -> tuple[str, ...]:
         has = {"asimd"}
         has |= {name for key, name in names.items() if _sysctl(f"hw.optional.arm.{key}") == "1"}
     else:
-        cpuinfo = _cpuinfo()
-        has = set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
+        has = _listed_features()
     return tuple(feature for feature in _FEATURES if feature in has)
 
 
@@ -56,10 +55,16 @@ def kernel_features() -> int:
 def _kernel_features(allowed: frozenset[str] | None) -> int:
     if sys.platform != "linux":
         return 0
-    info = _cpuinfo()
-    has = set((info.get("flags") or info.get("Features") or "").split())
-    names = has if allowed is None else has & allowed
+    names = _listed_features()
+    if allowed is not None:
+        names &= allowed
     return sum(1 << feature for feature in CpuFeature if feature.linux_name in names)
+
+
+def _listed_features() -> set[str]:
+    """Returns what /proc/cpuinfo says that the CPU has, of x86 or Arm."""
+    cpuinfo = _cpuinfo()
+    return set((cpuinfo.get("flags") or cpuinfo.get("Features") or "").split())
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -202,8 +202,8 @@ CASES: Sequence[Case] = [
         known_to_cpu(symbolic()),
         {DEPTHWISE, GROUPED, FEW, POINTWISE, WINOGRAD, GEMM},
     ),
-    # What the CPU is known to lack is left out; behind what it is known to have, everything is that
-    # nobody asks for.
+    # What the CPU is known to lack is left out, and so is what stands behind a kernel that it is
+    # known to have the instructions of, unless somebody asks for it.
     (HALF, CPU, WHOLE | features(), {FEW, WINOGRAD, GEMM}),
     (HALF, CPU, WHOLE | features(CpuFeature.AVX512_BF16), {FEW} | (VECTORS or {WINOGRAD, GEMM})),
     (HALF, CPU, WHOLE | features(CpuFeature.AMX_BF16), {FEW, WINOGRAD, GEMM} | TILES),
