@@ -11,6 +11,13 @@ from ..conv.kernel import kernel_name
 comptime LANES = min(PANEL, simd_width_of[DType.float32]())
 """Lanes of a float32 register; a panel is `PANEL / LANES` registers wide."""
 
+comptime HALF_PANEL = PANEL // 2
+"""Filters of half a panel: a last one of no more takes half the registers, where a
+panel is several."""
+
+comptime HAS_HALF_PANELS = LANES <= HALF_PANEL
+"""Whether half a panel is whole registers."""
+
 
 def vector_registers() -> Int:
     """How many vector registers the target's instruction set names."""

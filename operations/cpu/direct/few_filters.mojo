@@ -19,6 +19,7 @@ from ...conv.memory import HostBuffer, Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..config import (
+    HAS_HALF_PANELS,
     LANES,
     fused_input_refusal,
     integer_refusal,
@@ -41,6 +42,9 @@ from .launch import (
 
 comptime MAX_FEW_FILTERS = PANEL // 2
 """Filters that the kernel takes."""
+
+comptime MOST_CHOSEN_FILTERS = 6 if HAS_HALF_PANELS else MAX_FEW_FILTERS
+"""Filters of the most that it is faster for than a panel, or half a one."""
 
 comptime MAX_FEW_DEPTH = 16 * 1024
 """Products of a filter that the kernel unpacks: all filters take 512 KiB at
@@ -414,7 +418,7 @@ struct FewFilters[P: Pool](RowKernel):
                 and problem.output[2] >= MIN_FEW_COLUMNS
             )
         return (
-            problem.filters <= MAX_FEW_FILTERS
+            problem.filters <= MOST_CHOSEN_FILTERS
             and problem.group_channels() >= 2 * PANEL
             and problem.gemm_k() >= 8 * PANEL
             and problem.output[2] >= 2 * MIN_FEW_COLUMNS

@@ -236,7 +236,7 @@ struct Amx(DotUnit):
             _configure(needed)
             state = needed
         comptime for panels in range(1, Self.single_panels + 1):
-            if filter.panels == panels:
+            if filter.panels() == panels:
                 comptime if panels <= Self.panels:
                     if wide:
                         _multiply_tile[dtype, 2, panels](

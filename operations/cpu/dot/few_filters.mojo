@@ -85,7 +85,7 @@ def multiply_few[
         sums: Where the sums go, those of a pixel's filters side by side.
     """
     comptime for filters in range(1, MAX_FEW_FILTERS + 1):
-        if filter.filters == filters:
+        if filter.few == filters:
             comptime rows = few_filter_rows(filters)
             var whole = activation.rows // rows * rows
             for at in range(activation.lines):

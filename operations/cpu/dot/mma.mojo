@@ -2,8 +2,9 @@
 of `ROW_BYTES` of products of each a step."""
 
 from std.collections import Optional
+from std.math import ceildiv
 
-from ...conv.fields import ROW_BYTES
+from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ..accumulators import FilterSums
 from ..register_output import RegisterOutput
@@ -309,9 +310,11 @@ struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
     """Beside uint8 the bits of int8."""
     var panel_stride: Int
     """Elements between two panels."""
-    var panels: Int
     var filters: Int
-    """0 unless they are few, which do not lie in panels (few_filters.mojo)."""
+    """Of the panels, the last of which may have fewer than the others."""
+    var few: Int
+    """Filters that are few, which do not lie in panels (few_filters.mojo), or 0.
+    """
     var widens: Bool
     """Whether they are made wide, slice by slice."""
     var wide: Writes[Self.dtype]
@@ -321,23 +324,28 @@ struct FilterTile[dtype: DType](ImplicitlyCopyable, Movable):
         out self,
         elements: Reads[Self.dtype],
         panel_stride: Int,
-        panels: Int,
-        filters: Int = 0,
+        filters: Int,
+        few: Int = 0,
     ):
         """Of panels as the unit multiplies them.
 
         Args:
             elements: See the fields, like the others.
             panel_stride: The same.
-            panels: The same.
             filters: The same.
+            few: The same.
         """
         self.elements = elements
         self.panel_stride = panel_stride
-        self.panels = panels
         self.filters = filters
+        self.few = few
         self.widens = False
         self.wide = Writes[Self.dtype](unsafe_from_address=CACHE_LINE)
+
+    @always_inline
+    def panels(self) -> Int:
+        """How many there are."""
+        return ceildiv(self.filters, PANEL)
 
 
 @fieldwise_init

@@ -4,6 +4,7 @@ tile in a task's block."""
 from std.collections import Optional
 
 from ...conv.access import ActivationSource
+from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
@@ -75,8 +76,11 @@ def filter_tile(
     params: DotParams, block: Block, panel: Int, panels: Int
 ) -> FilterTile[params.Source.dtype]:
     """Some panels of a block, from its `panel`th on."""
+    ref problem = params.problem
     var elements = params.panel.elements()
-    var first = block.group * params.problem.panels() + block.panel + panel
+    var first = block.group * problem.panels() + block.panel + panel
     return FilterTile[params.Source.dtype](
-        params.filter.unsafe_offset(first * elements), elements, panels
+        params.filter.unsafe_offset(first * elements),
+        elements,
+        min(panels * PANEL, problem.gemm_n() - (block.panel + panel) * PANEL),
     )

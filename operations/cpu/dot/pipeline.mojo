@@ -244,7 +244,7 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         return FilterTile[Self.Source.dtype](
             self.scratch.filter.unsafe_offset(panel * stride).as_imm(),
             stride,
-            place.panels,
+            packed.filters,
             self.few,
         )
 

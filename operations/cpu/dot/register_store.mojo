@@ -6,7 +6,6 @@ from std.math import iota
 from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, masked_store, prefetch
 
-from ...conv.fields import PANEL
 from ...conv.memory import sum_type
 from ..form import FORM_IDENTITY, FORM_RESIDUAL
 from ..register_output import REGISTER_FORMS, RegisterOutput
@@ -42,11 +41,9 @@ def prefetch_outputs[dtype: DType, rows: Int](output: RegisterOutput[dtype]):
 
 @always_inline
 def store_outputs[
-    U: VectorUnit, dtype: DType, rows: Int, panels: Int
+    U: VectorUnit, dtype: DType, rows: Int, vectors: Int
 ](
-    acc: Array[
-        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
-    ],
+    acc: Array[SIMD[sum_type(dtype), U.lanes], rows * vectors],
     tile: TileOutput[dtype],
 ):
     """Stores outputs of the sums of a register tile.
@@ -55,7 +52,7 @@ def store_outputs[
         U: The instructions.
         dtype: Of the operands and the outputs.
         rows: Pixels.
-        panels: Filter panels.
+        vectors: Registers of filters.
 
     Args:
         acc: The sums, those of a pixel one after the other.
@@ -65,10 +62,10 @@ def store_outputs[
         comptime form = REGISTER_FORMS[i]
         comptime if form != FORM_IDENTITY or not dtype.is_integral():
             if tile.output.form == form:
-                if tile.filters == panels * PANEL:
-                    _store_form[U, dtype, rows, panels, form, False](acc, tile)
+                if tile.filters == vectors * U.lanes:
+                    _store_form[U, dtype, rows, vectors, form, False](acc, tile)
                 else:
-                    _store_form[U, dtype, rows, panels, form, True](acc, tile)
+                    _store_form[U, dtype, rows, vectors, form, True](acc, tile)
 
 
 @always_inline
@@ -76,19 +73,16 @@ def _store_form[
     U: VectorUnit,
     dtype: DType,
     rows: Int,
-    panels: Int,
+    vectors: Int,
     form: Int,
     partial: Bool,
 ](
-    acc: Array[
-        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
-    ],
+    acc: Array[SIMD[sum_type(dtype), U.lanes], rows * vectors],
     tile: TileOutput[dtype],
 ):
     """Stores them behind an epilogue of a form, as many registers at once as make
     one of outputs: as a rule those of a cache line of each pixel. With `partial`
     the last register of a pixel has lanes that are no filters."""
-    comptime vectors = panels * PANEL // U.lanes
     comptime together = size_of[DType.float32]() // size_of[dtype]()
     comptime Floats = SIMD[DType.float32, U.lanes]
     ref output = tile.output

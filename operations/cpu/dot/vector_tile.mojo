@@ -8,6 +8,7 @@ from std.sys.info import size_of
 from ...conv.fields import PANEL
 from ...conv.memory import Reads, sum_type
 from ...conv.panels import interleaved_products
+from ..config import HALF_PANEL
 from ..near_rows import NEAR_ROWS
 from .mma import (
     CHUNK_WORDS,
@@ -59,7 +60,7 @@ def multiply_panels[
     """
     comptime spread = U.spread(dtype)
     comptime chunk = CHUNK_WORDS * WORD * PANEL // size_of[dtype]()
-    var slices = slices_of[U](dtype, activation.chunks, filter.panels)
+    var slices = slices_of[U](dtype, activation.chunks, filter.panels())
     var length = ceildiv(activation.chunks, slices)
     for first in range(0, activation.chunks, length):
         var count = min(length, activation.chunks - first)
@@ -70,7 +71,7 @@ def multiply_panels[
                 var wide = filter.wide
                 here.elements = wide.as_imm()
                 here.panel_stride = count * spread * chunk
-                for panel in range(filter.panels):
+                for panel in range(filter.panels()):
                     U.widen(
                         filter.elements.unsafe_offset(
                             panel * filter.panel_stride + first * chunk
@@ -111,11 +112,18 @@ def _multiply_slice[
         var alike = rest.edges.alike(rest.rows)
         var rows = U.tile_rows(alike)
         var tiles = alike // rows if rows == U.rows else 1
-        comptime for panels in range(1, U.panels + 1):
+        var vectors = filter.panels() * PANEL // U.lanes
+        comptime half = HALF_PANEL // U.lanes if U.panels == 1 else 0
+        if half > 0 and filter.filters <= HALF_PANEL and rows == U.rows:
+            vectors = half
+        comptime for wide in range(1, U.panels * PANEL // U.lanes + 1):
             comptime for known in range(1, U.rows + 1):
-                comptime if U.tile_rows(known) == known:
-                    if rows == known and filter.panels == panels:
-                        _multiply_tiles[U, dtype, known, panels](
+                comptime is_half = wide == half and known == U.rows
+                comptime if U.tile_rows(known) == known and (
+                    is_half or wide * U.lanes % PANEL == 0
+                ):
+                    if rows == known and vectors == wide:
+                        _multiply_tiles[U, dtype, known, wide](
                             rest, filter, to, target, slice, tiles
                         )
         rest = rest.behind(tiles * rows)
@@ -154,14 +162,12 @@ def _add_words[
     U: VectorUnit,
     dtype: DType,
     rows: Int,
-    panels: Int,
+    vectors: Int,
     *,
     begin: Int,
     end: Int,
 ](
-    mut acc: Array[
-        SIMD[sum_type(dtype), U.lanes], rows * (panels * PANEL // U.lanes)
-    ],
+    mut acc: Array[SIMD[sum_type(dtype), U.lanes], rows * vectors],
     pixels: Reads[dtype],
     row_stride: Int,
     weights: Reads[DType.uint32],
@@ -170,7 +176,6 @@ def _add_words[
 ):
     """Adds the products of words that lie side by side to the sums of the pixels
     from `begin` to `end`."""
-    comptime vectors = panels * PANEL // U.lanes
     comptime spread = U.spread(dtype)
     comptime word_elements = interleaved_products(dtype)
     comptime Words = SIMD[DType.uint32, U.lanes]
@@ -270,16 +275,15 @@ struct Runs(ImplicitlyCopyable, Movable):
 
 @always_inline
 def _padding_sums[
-    U: VectorUnit, dtype: DType, panels: Int
+    U: VectorUnit, dtype: DType, vectors: Int
 ](
     activation: ActivationTile[dtype],
     filter: FilterTile[dtype],
     slice: Runs,
     taps: TapEdges,
-) -> Array[SIMD[sum_type(dtype), U.lanes], panels * PANEL // U.lanes]:
+) -> Array[SIMD[sum_type(dtype), U.lanes], vectors]:
     """The sums of a slice's products with padding alone, which all pixels of a
     tile share."""
-    comptime vectors = panels * PANEL // U.lanes
     comptime Register = SIMD[sum_type(dtype), U.lanes]
     # Two of each, as a sum waits for the one before.
     var acc = Array[Register, 2 * vectors](fill=0)
@@ -309,7 +313,7 @@ def _padding_sums[
 
 @no_inline
 def _multiply_tiles[
-    U: VectorUnit, dtype: DType, rows: Int, panels: Int
+    U: VectorUnit, dtype: DType, rows: Int, vectors: Int
 ](
     activation: ActivationTile[dtype],
     filter: FilterTile[dtype],
@@ -318,10 +322,9 @@ def _multiply_tiles[
     slice: Slice,
     tiles: Int,
 ):
-    """Multiplies so many times `rows` pixels of a line by `panels` panels, both
-    as wide as `spread` says. The first slice begins the sums."""
+    """Multiplies so many times `rows` pixels of a line by `vectors` registers of
+    filters, both as wide as `spread` says. The first slice begins the sums."""
     comptime sums_type = sum_type(dtype)
-    comptime vectors = panels * PANEL // U.lanes
     comptime spread = U.spread(dtype)
     comptime chunk_words = spread * CHUNK_WORDS * PANEL
     # Fewer pixels gain little by leaving one out.
@@ -357,7 +360,7 @@ def _multiply_tiles[
         var taps = edges.of_taps(tile * rows, rows)
         comptime if dtype.is_integral() and spread == 1:
             if edges.padding != 0 and (leaves_out_rows or taps.any_outside):
-                var shared = _padding_sums[U, dtype, panels](
+                var shared = _padding_sums[U, dtype, vectors](
                     activation, filter, runs_of_slice, taps
                 )
                 comptime for i in range(rows):
@@ -380,7 +383,7 @@ def _multiply_tiles[
                     comptime last = rows - (1 if known == LAST_OUTSIDE else 0)
                     if side == known:
                         _add_words[
-                            U, dtype, rows, panels, begin=begin, end=last
+                            U, dtype, rows, vectors, begin=begin, end=last
                         ](acc, pixels, row_stride, weights, panel_stride, words)
             weights = weights.unsafe_offset(run * chunk_words)
             runs.skip(activation, run)
@@ -389,7 +392,7 @@ def _multiply_tiles[
         to = to.unsafe_offset(rows * sums.stride)
         comptime if U.stores_outputs(dtype):
             if output.filters > 0:
-                store_outputs[U, dtype, rows, panels](
+                store_outputs[U, dtype, rows, vectors](
                     acc, output.at(tile * rows)
                 )
                 continue

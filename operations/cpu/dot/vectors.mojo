@@ -176,7 +176,7 @@ struct X86Unit[
         outputs: OutputLines[dtype],
     ):
         comptime if Self.takes_few(dtype):
-            if filter.filters > 0:
+            if filter.few > 0:
                 multiply_few[Self, dtype](activation, filter, sums)
                 return
         multiply_panels[Self, dtype](activation, filter, sums, outputs)

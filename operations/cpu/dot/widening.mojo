@@ -191,7 +191,7 @@ struct Widening(VectorUnit):
         outputs: OutputLines[dtype],
     ):
         comptime if Self.takes_few(dtype):
-            if filter.filters > 0:
+            if filter.few > 0:
                 multiply_few[Self, dtype](activation, filter, sums)
                 return
         multiply_panels[Self, dtype](

@@ -352,6 +352,7 @@ def _run_group(
                             i,
                             together,
                         )
+                    var filters = min(last * PANEL, group.count) - at * PANEL
                     var own = StoredRows.none()
                     if stores:
                         own = StoredRows(
@@ -359,11 +360,11 @@ def _run_group(
                                 tiles[i].row, group.first_filter + at * PANEL
                             ),
                             tiles[i].rows,
-                            min(last * PANEL, group.count) - at * PANEL,
+                            filters,
                         )
                     multiply(
                         tiles[i].rows,
-                        last - at,
+                        filters,
                         operand,
                         places[i].offset + group.index * operand.group_stride,
                         _filter_operand(params, task, columns, group, at, i),

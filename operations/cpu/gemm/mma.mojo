@@ -1,12 +1,12 @@
-"""The register tile: `rows x panels*PANEL` outputs, one product deep a step.
+"""The register tile: pixels by vectors of filters, one product deep a step.
 
 The multiplication of both GEMM kernels, and the only loop in which their time
-goes. Each step broadcasts `rows` activations against `panels` filter vectors;
+goes. Each step broadcasts `rows` activations against `vectors` of filters;
 the accumulators never leave registers. (The outer-product form of Goto and van
 de Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008.)
 """
 
-from std.math import iota
+from std.math import ceildiv, iota
 from std.sys._assembly import inlined_assembly
 from std.sys.info import CompilationTarget, size_of
 from std.sys.intrinsics import PrefetchOptions, masked_store, prefetch
@@ -14,7 +14,14 @@ from std.sys.intrinsics import PrefetchOptions, masked_store, prefetch
 from ...conv.fields import PANEL
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.panels import chunk_products, interleaved_products
-from ..config import CPU_TILE, LANES, MOST_TILE_PANELS, tile_panels
+from ..config import (
+    CPU_TILE,
+    HALF_PANEL,
+    HAS_HALF_PANELS,
+    LANES,
+    MOST_TILE_PANELS,
+    tile_panels,
+)
 from ..form import FORM_RESIDUAL
 from ..near_rows import NEAR_ROWS, near_address
 from ..panel import load_filters, load_pairs, widened
@@ -171,18 +178,15 @@ def _multiply_add_word[
 
 @always_inline
 def _step[
-    filter_type: DType, rows: Int, panels: Int
+    filter_type: DType, rows: Int, vectors: Int
 ](
     activation: Reads[DType.float32],
     row_stride: Int,
     filter: FilterOperand[filter_type],
     step: Int,
-    mut acc: Array[
-        SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)
-    ],
+    mut acc: Array[Vector, rows * vectors],
 ):
     """Adds one product of each output."""
-    comptime vectors = panels * PANEL // LANES
     comptime in_panel = PANEL // LANES
     var b = Array[Vector, vectors](fill=Vector(0))
     comptime for j in range(vectors):
@@ -210,24 +214,21 @@ def _step[
 
 @always_inline
 def _steps[
-    filter_type: DType, rows: Int, panels: Int
+    filter_type: DType, rows: Int, vectors: Int
 ](
     activation: Reads[DType.float32],
     row_stride: Int,
     filter: FilterOperand[filter_type],
     step: Int,
-    mut acc: Array[
-        SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)
-    ],
+    mut acc: Array[Vector, rows * vectors],
 ):
     """Adds `UNROLLED` products of each output; `step` is a multiple of those
     that lie side by side."""
-    comptime vectors = panels * PANEL // LANES
     comptime in_panel = PANEL // LANES
     comptime interleaved = interleaved_products(filter_type)
     comptime if interleaved == 1:
         comptime for u in range(UNROLLED):
-            _step[filter_type, rows, panels](
+            _step[filter_type, rows, vectors](
                 activation.unsafe_offset(u), row_stride, filter, step + u, acc
             )
         return
@@ -257,7 +258,7 @@ def _steps[
 
 @no_inline
 def multiply_tile[
-    filter_type: DType, rows: Int, panels: Int, fetches: Bool
+    filter_type: DType, rows: Int, vectors: Int, fetches: Bool
 ](
     operand: TileOperand,
     channel: Int,
@@ -273,7 +274,7 @@ def multiply_tile[
     Parameters:
         filter_type: The packed filter's type.
         rows: Output pixels.
-        panels: Filter panels.
+        vectors: Registers of filters: whole panels, or half a one.
         fetches: Whether to fetch what lies ahead.
 
     Args:
@@ -288,8 +289,8 @@ def multiply_tile[
     """
     for tile in range(tiles):
         if tile + 1 < tiles:
-            _prefetch_rows[rows, panels](stored.output.at((tile + 1) * rows))
-        _multiply_one[filter_type, rows, panels, fetches](
+            _prefetch_rows[rows, vectors](stored.output.at((tile + 1) * rows))
+        _multiply_one[filter_type, rows, vectors, fetches](
             operand,
             channel + tile * rows * operand.row_stride,
             filter,
@@ -302,20 +303,20 @@ def multiply_tile[
 
 @always_inline
 def _prefetch_rows[
-    rows: Int, panels: Int
+    rows: Int, vectors: Int
 ](output: RegisterOutput[DType.float32]):
     """Asks for the memory of a tile's outputs, and for their residuals."""
     comptime to_write = PrefetchOptions().for_write().high_locality()
     comptime to_read = PrefetchOptions().for_read().high_locality()
     comptime line = CACHE_LINE // size_of[DType.float32]()
     comptime for i in range(rows):
-        comptime for j in range(0, panels * PANEL, line):
+        comptime for j in range(0, vectors * LANES, line):
             prefetch[params=to_write](
                 output.elements.unsafe_offset(i * output.filters + j)
             )
     if output.form == FORM_RESIDUAL:
         comptime for i in range(rows):
-            comptime for j in range(0, panels * PANEL, line):
+            comptime for j in range(0, vectors * LANES, line):
                 prefetch[params=to_read](
                     output.residual.unsafe_offset(i * output.filters + j)
                 )
@@ -323,7 +324,7 @@ def _prefetch_rows[
 
 @always_inline
 def _multiply_one[
-    filter_type: DType, rows: Int, panels: Int, fetches: Bool
+    filter_type: DType, rows: Int, vectors: Int, fetches: Bool
 ](
     operand: TileOperand,
     channel: Int,
@@ -334,7 +335,7 @@ def _multiply_one[
     stored: StoredRows,
 ):
     """Multiplies a tile."""
-    comptime vectors = panels * PANEL // LANES
+    comptime panels = ceildiv(vectors * LANES, PANEL)
     comptime interleaved = interleaved_products(filter_type)
 
     var acc = Array[Vector, rows * vectors](fill=Vector(0))
@@ -364,7 +365,7 @@ def _multiply_one[
             var k = begin
             comptime if interleaved > 1:
                 while k < end and (run.step + k) % interleaved != 0:
-                    _step[filter_type, rows, panels](
+                    _step[filter_type, rows, vectors](
                         activation.unsafe_offset(k),
                         row_stride,
                         filter,
@@ -373,7 +374,7 @@ def _multiply_one[
                     )
                     k += 1
             while k + UNROLLED <= end:
-                _steps[filter_type, rows, panels](
+                _steps[filter_type, rows, vectors](
                     activation.unsafe_offset(k),
                     row_stride,
                     filter,
@@ -382,7 +383,7 @@ def _multiply_one[
                 )
                 k += UNROLLED
             while k < end:
-                _step[filter_type, rows, panels](
+                _step[filter_type, rows, vectors](
                     activation.unsafe_offset(k),
                     row_stride,
                     filter,
@@ -395,10 +396,10 @@ def _multiply_one[
         comptime for i in range(len(REGISTER_FORMS)):
             comptime form = REGISTER_FORMS[i]
             if stored.output.form == form:
-                if stored.filters == panels * PANEL:
-                    _store_outputs[rows, panels, form, False](acc, stored)
+                if stored.filters == vectors * LANES:
+                    _store_outputs[rows, vectors, form, False](acc, stored)
                 else:
-                    _store_outputs[rows, panels, form, True](acc, stored)
+                    _store_outputs[rows, vectors, form, True](acc, stored)
         return
     comptime for i in range(rows):
         comptime for j in range(vectors):
@@ -409,17 +410,14 @@ def _multiply_one[
 
 @always_inline
 def _store_outputs[
-    rows: Int, panels: Int, form: Int, partial: Bool
-](
-    acc: Array[SIMD[DType.float32, LANES], rows * (panels * PANEL // LANES)],
-    stored: StoredRows,
-):
+    rows: Int, vectors: Int, form: Int, partial: Bool
+](acc: Array[Vector, rows * vectors], stored: StoredRows):
     """Stores the outputs of a tile's sums, behind an epilogue of a form. With
     `partial` the last panel has lanes that are no filters."""
-    comptime vectors = panels * PANEL // LANES
+    comptime whole = (vectors * LANES - 1) // PANEL * PANEL
     ref output = stored.output
     comptime for j in range(vectors):
-        comptime cut = partial and j * LANES >= (panels - 1) * PANEL
+        comptime cut = partial and j * LANES >= whole
         var mask = iota[DType.int32, LANES]().lt(
             Int32(stored.filters - j * LANES)
         )
@@ -459,11 +457,54 @@ def _is_largest(rows: Int, panels: Int) -> Bool:
     )
 
 
+@always_inline
+def _multiply_half[
+    filter_type: DType
+](
+    operand: TileOperand,
+    channel: Int,
+    filter: FilterOperand[filter_type],
+    accumulators: Writes[DType.float32],
+    accumulators_stride: Int,
+    accumulate: Bool,
+    stored: StoredRows,
+    tiles: Int,
+):
+    """Multiplies tiles of `CPU_TILE.rows` by half a panel: two at a time, where
+    there are, as one has too few sums to hide the latency of an addition."""
+    comptime rows = CPU_TILE.rows
+    comptime vectors = HALF_PANEL // LANES
+    var pairs = tiles // 2
+    if pairs > 0:
+        multiply_tile[filter_type, 2 * rows, vectors, False](
+            operand,
+            channel,
+            filter,
+            accumulators,
+            accumulators_stride,
+            accumulate,
+            StoredRows(stored.output, 2 * rows, stored.filters),
+            pairs,
+        )
+    if tiles % 2 == 1:
+        var done = 2 * pairs * rows
+        multiply_tile[filter_type, rows, vectors, False](
+            operand,
+            channel + done * operand.row_stride,
+            filter,
+            accumulators,
+            accumulators_stride,
+            accumulate,
+            stored.at(done),
+            1,
+        )
+
+
 def multiply[
     filter_type: DType
 ](
     rows: Int,
-    panels: Int,
+    filters: Int,
     operand: TileOperand,
     channel: Int,
     filter: FilterOperand[filter_type],
@@ -481,7 +522,8 @@ def multiply[
 
     Args:
         rows: Output pixels, from 1 to `CPU_TILE.rows`.
-        panels: Filter panels, from 1 to `tile_panels(rows)`.
+        filters: From 1 to `tile_panels(rows)` panels; the sums of others in the
+            last one may be written or not.
         operand: The activations, of which `tile_rows(rows)` rows may be read.
         channel: Elements by which they lie further on.
         filter: The filter panels.
@@ -492,14 +534,29 @@ def multiply[
         tiles: How many; more than one are whole, and stored.
     """
     var wanted = tile_rows(rows)
+    comptime if HAS_HALF_PANELS:
+        if filters <= HALF_PANEL and wanted == CPU_TILE.rows:
+            _multiply_half(
+                operand,
+                channel,
+                filter,
+                accumulators,
+                accumulators_stride,
+                accumulate,
+                stored,
+                tiles,
+            )
+            return
+    var panels = ceildiv(filters, PANEL)
     comptime for p in range(1, MOST_TILE_PANELS + 1):
+        comptime vectors = p * PANEL // LANES
         if panels == p:
             comptime for half in range(CPU_TILE.rows // 2 + 1):
                 comptime tile = max(1, 2 * half)
                 comptime if tile_panels(tile) >= p:
                     comptime if _is_largest(tile, p):
                         if wanted == tile and filter.interval > 0:
-                            multiply_tile[filter_type, tile, p, True](
+                            multiply_tile[filter_type, tile, vectors, True](
                                 operand,
                                 channel,
                                 filter,
@@ -511,7 +568,7 @@ def multiply[
                             )
                             return
                     if wanted == tile:
-                        multiply_tile[filter_type, tile, p, False](
+                        multiply_tile[filter_type, tile, vectors, False](
                             operand,
                             channel,
                             filter,

@@ -4,6 +4,7 @@ register tile of the implicit GEMM, integers of 16 bits on that of `widening`.""
 from std.math import ceildiv
 from std.sys.info import size_of
 
+from ...conv.fields import PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.panels import chunk_products
 from ..config import CPU_TILE
@@ -40,7 +41,7 @@ def multiply_positions[
 ](
     plan: WinogradPlan,
     tiles: Int,
-    panels: Int,
+    filters: Int,
     input: Reads[transformed],
     filter: Reads[transformed],
     depth: Int,
@@ -56,7 +57,8 @@ def multiply_positions[
     Args:
         plan: The cut.
         tiles: How many.
-        panels: How many.
+        filters: How many, of panels of which the last may have fewer than the
+            others.
         input: The inputs of the first position, from the product on.
         filter: The filters of the first position.
         depth: Products of a sum.
@@ -70,7 +72,7 @@ def multiply_positions[
             offsets[i] = Int32(i * CHUNK_BYTES)
     for position in range(POSITIONS):
         var inputs = input.unsafe_offset(position * plan.input.plane)
-        for panel in range(0, panels, CPU_TILE.panels):
+        for panel in range(0, ceildiv(filters, PANEL), CPU_TILE.panels):
             var weights = filter.unsafe_offset(
                 panel * plan.filter.elements() + position * plan.filter.plane
             )
@@ -78,7 +80,7 @@ def multiply_positions[
                 panel // CPU_TILE.panels * plan.sums.elements()
                 + position * plan.sums.plane
             )
-            var at_once = min(CPU_TILE.panels, panels - panel)
+            var at_once = min(CPU_TILE.columns(), filters - panel * PANEL)
             comptime if transformed == DType.float32:
                 _multiply_floats(
                     plan,
@@ -114,12 +116,13 @@ def _multiply_floats(
     inputs: Reads[DType.float32],
     weights: Reads[DType.float32],
     ahead: Reads[DType.float32],
-    panels: Int,
+    filters: Int,
     depth: Int,
     to: Writes[DType.float32],
     accumulate: Bool,
 ):
-    """Multiplies the tiles by the panels of a register tile, for a position."""
+    """Multiplies the tiles by the filters of a register tile, for a position.
+    """
     var operand = TileOperand(
         Array[Run, MAX_RUNS](uninitialized=True), 1, plan.input.row, 0
     )
@@ -137,7 +140,7 @@ def _multiply_floats(
         )
         multiply(
             rows.rows,
-            panels,
+            filters,
             operand,
             0,
             filter,
@@ -154,7 +157,7 @@ def _multiply_pairs(
     tiles: Int,
     inputs: Reads[DType.int8],
     weights: Reads[DType.int8],
-    panels: Int,
+    filters: Int,
     depth: Int,
     offsets: Reads[DType.int32],
     to: Writes[DType.float32],
@@ -176,7 +179,9 @@ def _multiply_pairs(
             row_chunks=chunks,
             last_words=last,
         ),
-        FilterTile[DType.int8](weights, plan.filter.elements() * bytes, panels),
+        FilterTile[DType.int8](
+            weights, plan.filter.elements() * bytes, filters
+        ),
         Sums(to, plan.sums.row),
         OutputLines[DType.int8].none(),
     )
