@@ -65,6 +65,13 @@ comptime L1_WAYS = 8
 comptime TASK_TILES = 8
 """Register tiles of pixels of the largest task that is searched."""
 
+comptime SHORT_TASK_PIXELS = 112
+"""Pixels of the largest task that is searched where products are few: what a task
+costs beside them is seen there."""
+
+comptime SHORT_TASK_ELEMENTS = 1 << 14
+"""Activations of such a task."""
+
 comptime THREAD_CUTS = 4
 """Parts that filters are cut into at most, for each thread."""
 
@@ -100,16 +107,22 @@ def _matrix_rows(problem: ConvProblem) -> List[Int]:
     return sizes^
 
 
-def _most_tiles(rows: Int) -> Int:
+def _most_tiles(rows: Int, depth: Int) -> Int:
     """Register tiles of pixels of the largest task that is searched: wide ones
     have fewer pixels, and a task as many as otherwise.
 
     Args:
         rows: Pixels of a tile.
+        depth: Products of a slice.
     """
+    var tiles = TASK_TILES
     if rows == wide_tile_rows():
-        return min(MAX_BLOCK_TILES, TASK_TILES * CPU_TILE.rows // rows)
-    return TASK_TILES
+        tiles = TASK_TILES * CPU_TILE.rows // rows
+    if SHORT_TASK_PIXELS * depth <= SHORT_TASK_ELEMENTS:
+        # Tiles of AVX-512 have as many pixels as that anyway.
+        comptime if TASK_TILES * CPU_TILE.rows < SHORT_TASK_PIXELS:
+            tiles = SHORT_TASK_PIXELS // rows
+    return min(MAX_BLOCK_TILES, tiles)
 
 
 def _lines_share(problem: ConvProblem) -> Float64:
@@ -266,12 +279,17 @@ struct Blockings(Candidates):
                 cuts.append(cut)
                 if parts == most:
                     self.finest = cut
+        var depth = _slice_depth(problem, access, panel.depth())
         for tiling in tilings:
-            var most_tiles = min(_most_tiles(tiling.rows), tiling.tiles())
+            var most_tiles = min(
+                _most_tiles(tiling.rows, depth), tiling.tiles()
+            )
             for tiles in range(most_tiles, 0, -1):
                 for cut in cuts:
                     self.table.append(
-                        _blocking(problem, access, tiling, tiles, cut, panel)
+                        blocking_of(
+                            problem, access, tiling, tiles, cut, panel, depth
+                        )
                     )
 
     def count(self) -> Int:
@@ -339,19 +357,6 @@ def blocking_cost(blocking: Blocking, threads: Int) -> Float64:
         read += rows * products // GATHERED_PER_STEP
     var rounds = ceildiv(blocking.tasks(), threads)
     return (multiply + Float64(read)) * Float64(blocking.group_count * rounds)
-
-
-def _blocking(
-    problem: ConvProblem,
-    access: Int,
-    tiling: Tiling,
-    tiles: Int,
-    cut: FilterCut,
-    panel: PanelLayout,
-) -> Blocking:
-    """A cut of pixels and filters, into slices of the usual depth."""
-    var depth = _slice_depth(problem, access, panel.depth())
-    return blocking_of(problem, access, tiling, tiles, cut, panel, depth)
 
 
 def blocking_of(
