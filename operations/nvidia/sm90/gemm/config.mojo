@@ -194,13 +194,27 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         belongs to."""
         return self.consumers if self.cooperative else 1
 
+    def joins_rings(self) -> Bool:
+        """Whether stages of both rings are filled and released together, by one
+        pair of barriers: consumers wait once a step, and release once. Without
+        a halo, where each step takes a stage of both, and as many stages."""
+        return (
+            self.halo == 0
+            and not self.gathers()
+            and not self.stationary
+            and self.num_act_pipeline_stages == self.num_filter_pipeline_stages
+            and min(self.cluster_shape[0], self.cluster_shape[1]) == 1
+        )
+
     def activation_releases(self) -> Int:
-        """Arrivals that empty an activation stage: each consumer of each block
-        that the stage was copied to."""
+        """Arrivals that empty an activation stage, or one of both rings: each
+        consumer of each block that the stage was copied to."""
+        if self.joins_rings():
+            return self.tile_consumers() * self.cluster_size()
         return self.tile_consumers() * self.cluster_shape[1]
 
     def filter_releases(self) -> Int:
-        """Arrivals that empty a filter stage."""
+        """Arrivals that empty a filter stage of a ring of its own."""
         return self.tile_consumers() * self.cluster_shape[0]
 
     def even_registers(self) -> Int:

@@ -51,7 +51,7 @@ from .roles import (
     ACTIVATION_WARP,
     FILTER_WARP,
     LOADER_WARP,
-    fills_ring,
+    initializes_ring,
     sync_barriers,
 )
 from .scheduler import TileScheduler
@@ -101,6 +101,7 @@ struct ConvKernel[
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime CLUSTER_M = Self.config.cluster_shape[0]
     comptime CLUSTER_N = Self.config.cluster_shape[1]
+    comptime CLUSTER = Self.config.cluster_size()
     comptime act_consumer_arv_count = Self.config.activation_releases()
     comptime filter_consumer_arv_count = Self.config.filter_releases()
     comptime epilogue_bytes = Self.config.epilogue_bytes()
@@ -187,7 +188,9 @@ struct ConvKernel[
                 )
             comptime if Self.config.splits():
                 # A thread that has arrived does not leave before the others.
-                if geometry.split_k.count.value > 1 and fills_ring(warp):
+                if geometry.split_k.count.value > 1 and initializes_ring[
+                    Self.config
+                ](warp):
                     wait_cluster()
             Self._load_residuals(residual, params, geometry, storage, thread)
         else:
@@ -302,11 +305,12 @@ struct ConvKernel[
                 storage.first_tile.init(1)
             publish_barriers()
         elif thread_idx.x == Int(FILTER_WARP) * WARP:
-            storage.filter.init(
-                producers=Self.config.ring_producers(),
-                releases=Self.filter_consumer_arv_count,
-            )
-            publish_barriers()
+            comptime if not Self.config.joins_rings():
+                storage.filter.init(
+                    producers=Self.config.ring_producers(),
+                    releases=Self.filter_consumer_arv_count,
+                )
+                publish_barriers()
         elif thread_idx.x == Int(LOADER_WARP) * WARP:
             comptime if Self.config.epilogue.num_epi_load_stages > 0:
                 comptime for consumer in range(Self.config.consumers):
@@ -504,7 +508,8 @@ struct ConvKernel[
         if keeps_filters[Self.config](geometry):
             filters = Self.FilterPosition()
         storage.activation.wait(activations)
-        storage.filter.wait(filters)
+        comptime if not Self.config.joins_rings():
+            storage.filter.wait(filters)
         Self._multiply_stage[overwrite=True](
             accumulators,
             storage.activation.address(activations.stage),
@@ -524,7 +529,8 @@ struct ConvKernel[
                 tap = 0
                 activations.step()
                 storage.activation.wait(activations)
-            storage.filter.wait(filters)
+            comptime if not Self.config.joins_rings():
+                storage.filter.wait(filters)
             var shift = UInt32(0)
             comptime if Self.config.halo > 0:
                 shift = tap * geometry.dilation_w * ROW_BYTES
@@ -580,10 +586,13 @@ struct ConvKernel[
         stage: UInt32,
         thread: UInt32,
     ):
-        """Tells every block that copies into this stage that this consumer is
-        done with it."""
+        """Tells every block that copies into this stage, or into that of either
+        ring, that this consumer is done with it."""
         var empty = storage.activation.empty(stage)
-        comptime if Self.CLUSTER_N > 1:
+        comptime if Self.config.joins_rings() and Self.CLUSTER > 1:
+            if thread < UInt32(Self.CLUSTER):
+                empty.arrive_at(thread)
+        elif Self.CLUSTER_N > 1:
             if thread < UInt32(Self.CLUSTER_N):
                 empty.arrive_at(ranks.rank_m + thread * UInt32(Self.CLUSTER_M))
         else:
@@ -600,7 +609,7 @@ struct ConvKernel[
     ):
         """Releases a filter stage. That of a filter that is kept is released
         too: no one waits for it, and not to ask is faster."""
-        comptime if Self.config.stationary:
+        comptime if Self.config.stationary or Self.config.joins_rings():
             return
         var empty = storage.filter.empty(stage)
         comptime if Self.CLUSTER_M > 1:
