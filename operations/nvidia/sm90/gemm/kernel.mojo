@@ -36,6 +36,7 @@ from ...tma.copy import SharedAddress, prefetch_map
 from ...tma.descriptor import TensorMap
 from ...limits import WARP, WARPGROUP
 from ...overlap import wait_for_earlier_kernels
+from ..wgmma import DESCRIPTOR_SHIFT
 from .config import Sm90Config
 from .epilogue import CollectiveEpilogue
 from .epilogue_buffers import FIRST_NAME
@@ -206,7 +207,9 @@ struct ConvKernel[
             )
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
-            if keeps_filters[Self.config](geometry):
+            if not Self.config.joins_rings() and keeps_filters[Self.config](
+                geometry
+            ):
                 # Nobody waits for these filters' releases: the barrier orders
                 # them, and the outputs with them.
                 sync_cluster()
@@ -450,19 +453,33 @@ struct ConvKernel[
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
-            Self._multiply_tile(
-                accumulators,
-                geometry.steps(Self.config.halo, tile.rounds),
-                geometry,
-                storage,
-                scheduler,
-                activations,
-                filters,
-                pixel,
-                filter,
-                consumer,
-                thread,
-            )
+            comptime if Self.config.joins_rings():
+                Self._multiply_joined(
+                    accumulators,
+                    tile.rounds,
+                    geometry,
+                    storage,
+                    activations,
+                    filters,
+                    pixel,
+                    filter,
+                    consumer,
+                    thread,
+                )
+            else:
+                Self._multiply_tile(
+                    accumulators,
+                    geometry.steps(Self.config.halo, tile.rounds),
+                    geometry,
+                    storage,
+                    scheduler,
+                    activations,
+                    filters,
+                    pixel,
+                    filter,
+                    consumer,
+                    thread,
+                )
             comptime if Self.config.splits():
                 sum_splits[
                     Self.config,
@@ -508,8 +525,7 @@ struct ConvKernel[
         if keeps_filters[Self.config](geometry):
             filters = Self.FilterPosition()
         storage.activation.wait(activations)
-        comptime if not Self.config.joins_rings():
-            storage.filter.wait(filters)
+        storage.filter.wait(filters)
         Self._multiply_stage[overwrite=True](
             accumulators,
             storage.activation.address(activations.stage),
@@ -529,8 +545,7 @@ struct ConvKernel[
                 tap = 0
                 activations.step()
                 storage.activation.wait(activations)
-            comptime if not Self.config.joins_rings():
-                storage.filter.wait(filters)
+            storage.filter.wait(filters)
             var shift = UInt32(0)
             comptime if Self.config.halo > 0:
                 shift = tap * geometry.dilation_w * ROW_BYTES
@@ -557,6 +572,76 @@ struct ConvKernel[
 
     @staticmethod
     @always_inline
+    def _multiply_joined(
+        mut accumulators: Self.Accumulated,
+        steps: UInt32,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        mut activations: Self.ActivationPosition,
+        mut filters: Self.FilterPosition,
+        pixel: UInt32,
+        filter: UInt32,
+        consumer: UInt32,
+        thread: UInt32,
+    ):
+        """The same where rings are joined. What the next multiply needs is ready
+        before the wait for its stage: small tiles' multiplies would end before
+        it was."""
+        comptime pixel_step = UInt32(
+            Self.config.act_stage_bytes() >> DESCRIPTOR_SHIFT
+        )
+        comptime filter_step = UInt32(
+            Self.config.filter_tile_bytes() >> DESCRIPTOR_SHIFT
+        )
+        if keeps_filters[Self.config](geometry):
+            filters = Self.FilterPosition()
+        var first_pixels = (
+            storage.activation.data + pixel * ROW_BYTES
+        ) >> DESCRIPTOR_SHIFT
+        var first_filters = (
+            storage.filter.data + filter * ROW_BYTES
+        ) >> DESCRIPTOR_SHIFT
+        var pixel_chunk = first_pixels + activations.stage * pixel_step
+        var filter_chunk = first_filters + filters.stage * filter_step
+        storage.activation.wait(activations)
+        Self._multiply_chunks[overwrite=True](
+            accumulators, pixel_chunk, filter_chunk
+        )
+        for _ in range(UInt32(1), steps):
+            var done = activations.stage
+            activations.step()
+            filters.step()
+            pixel_chunk += pixel_step
+            if activations.stage == 0:
+                pixel_chunk = first_pixels
+            filter_chunk += filter_step
+            if filters.stage == 0:
+                filter_chunk = first_filters
+            storage.activation.wait(activations)
+            Self._multiply_chunks(accumulators, pixel_chunk, filter_chunk)
+            accumulators.wait[1]()
+            Self._release_both(storage, done, thread)
+        comptime if not Self.config.cooperative:
+            Self._give_turn(consumer)
+        accumulators.wait[0]()
+        Self._release_both(storage, activations.stage, thread)
+        filters.step()
+        activations.step()
+
+    @staticmethod
+    @always_inline
+    def _release_both(storage: Self.Storage, stage: UInt32, thread: UInt32):
+        """Releases a stage of both rings in every block that copies into it."""
+        var empty = storage.activation.empty(stage)
+        comptime if Self.CLUSTER > 1:
+            if thread < UInt32(Self.CLUSTER):
+                empty.arrive_at(thread)
+        else:
+            if thread == 0:
+                empty.arrive()
+
+    @staticmethod
+    @always_inline
     def _multiply_stage[
         *, overwrite: Bool = False
     ](
@@ -569,6 +654,19 @@ struct ConvKernel[
         """Starts multiplying this consumer's part of a stage."""
         var pixels = activation + first_pixel * ROW_BYTES
         var filters = filter + first_filter * ROW_BYTES
+        Self._multiply_chunks[overwrite=overwrite](
+            accumulators,
+            pixels >> DESCRIPTOR_SHIFT,
+            filters >> DESCRIPTOR_SHIFT,
+        )
+
+    @staticmethod
+    @always_inline
+    def _multiply_chunks[
+        *, overwrite: Bool = False
+    ](mut accumulators: Self.Accumulated, pixels: UInt32, filters: UInt32):
+        """Starts multiplying rows whose addresses are known as descriptors have
+        them."""
         comptime if Self.config.swapped:
             accumulators.multiply[
                 Self.filter_type, Self.in_type, overwrite=overwrite
@@ -586,13 +684,10 @@ struct ConvKernel[
         stage: UInt32,
         thread: UInt32,
     ):
-        """Tells every block that copies into this stage, or into that of either
-        ring, that this consumer is done with it."""
+        """Tells every block that copies into this stage that this consumer is
+        done with it."""
         var empty = storage.activation.empty(stage)
-        comptime if Self.config.joins_rings() and Self.CLUSTER > 1:
-            if thread < UInt32(Self.CLUSTER):
-                empty.arrive_at(thread)
-        elif Self.CLUSTER_N > 1:
+        comptime if Self.CLUSTER_N > 1:
             if thread < UInt32(Self.CLUSTER_N):
                 empty.arrive_at(ranks.rank_m + thread * UInt32(Self.CLUSTER_M))
         else:
@@ -609,7 +704,7 @@ struct ConvKernel[
     ):
         """Releases a filter stage. That of a filter that is kept is released
         too: no one waits for it, and not to ask is faster."""
-        comptime if Self.config.stationary or Self.config.joins_rings():
+        comptime if Self.config.stationary:
             return
         var empty = storage.filter.empty(stage)
         comptime if Self.CLUSTER_M > 1:

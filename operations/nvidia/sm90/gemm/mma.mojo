@@ -19,7 +19,7 @@ from std.utils import StaticTuple
 from ...im2col.traversal import ROW_BYTES
 from ...limits import MMA_K_BYTES, WARPGROUP
 from ...tma.copy import SharedAddress
-from ..wgmma import MMA_M, matrix_descriptor
+from ..wgmma import MMA_M, chunk_descriptor
 
 
 def sum_type_of(dtype: DType) -> DType:
@@ -62,7 +62,7 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
     @always_inline
     def multiply[
         row_type: DType, column_type: DType, *, overwrite: Bool = False
-    ](mut self, row_tile: SharedAddress, column_tile: SharedAddress):
+    ](mut self, row_chunk: UInt32, column_chunk: UInt32):
         """Starts multiplying one stage, and closes the group that `wait`
         waits for.
 
@@ -72,8 +72,9 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
             overwrite: Whether to replace the values instead of adding to them.
 
         Args:
-            row_tile: The stage's tile whose rows are the accumulators' rows.
-            column_tile: The tile whose rows are the accumulators' columns.
+            row_chunk: The address of the stage's tile whose rows are the
+                accumulators' rows, as descriptors have it.
+            column_chunk: That of the tile whose rows are the columns.
         """
         comptime steps = ROW_BYTES // MMA_K_BYTES
         comptime depth = MMA_K_BYTES // size_of[row_type]()
@@ -88,11 +89,11 @@ struct Accumulators[rows: Int, columns: Int, sum_type: DType = DType.float32](
                     b_type=column_type,
                     scale_d=0 if overwrite and k == 0 else 1,
                 ](
-                    matrix_descriptor[
+                    chunk_descriptor[
                         row_type, b * MMA_M * ROW_BYTES + k * MMA_K_BYTES
-                    ](row_tile),
-                    matrix_descriptor[column_type, k * MMA_K_BYTES](
-                        column_tile
+                    ](row_chunk),
+                    chunk_descriptor[column_type, k * MMA_K_BYTES](
+                        column_chunk
                     ),
                     self.values[b],
                 )
