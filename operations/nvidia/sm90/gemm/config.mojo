@@ -42,6 +42,9 @@ comptime BLOCK_REGISTERS = 64 * 1024
 comptime SUM_BYTES = 4
 """Of an accumulator."""
 
+comptime MAX_COLUMNS = 2 * MAX_MMA_N
+"""Columns of a consumer's two multiplies side by side."""
+
 comptime SPARE_REGISTERS = 72
 """Registers of a consumer's thread beside its accumulators."""
 
@@ -394,10 +397,16 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"rows: {self.mma_rows()} of a consumer's multiply are no"
                 t" multiple of {MMA_M}"
             )
-        if self.mma_columns() % 8 != 0 or self.mma_columns() > MAX_MMA_N:
+        var columns = self.mma_columns()
+        if columns % 8 != 0 or (columns > MAX_MMA_N and columns % 16 != 0):
             return String(
-                t"columns: {self.mma_columns()} of a consumer's multiply are no"
-                t" multiple of 8 up to {MAX_MMA_N}"
+                t"columns: {columns} of a consumer's multiply are no multiple"
+                t" of 8 up to {MAX_MMA_N}, or of 16 beyond"
+            )
+        if columns > MAX_COLUMNS:
+            return String(
+                t"columns: {columns} of a consumer's multiplies are more than"
+                t" {MAX_COLUMNS}"
             )
         if self.consumer_pixels() % self.epilogue.output_tile_shape[0] != 0:
             return String(

@@ -79,6 +79,27 @@ struct Grid(ImplicitlyCopyable, Movable):
         cut.narrow(traversal)
         return cut
 
+    def counts_pixels_first(
+        self, config: Sm90Config, cut: TileGeometry
+    ) -> Bool:
+        """Whether neighbours are tiles along the pixels: where every block has
+        one tile, and fewer lie along the pixels than along the filters.
+        Multiprocessors that ask for the same lines at once then get more of them
+        together; tiles that follow each other on a block, or in pairs, are
+        faster filters first.
+
+        Args:
+            config: The configuration.
+            cut: Whole sums.
+        """
+        return (
+            self.tiles == self.clusters
+            and config.cluster_size() == 1
+            and config.halo == 0
+            and not config.gathers()
+            and cut.clusters_m < cut.clusters_n.value
+        )
+
     def waves(self) -> Int:
         """Tiles that are computed one after the other, at most."""
         return ceildiv(self.tiles, min(self.clusters, self.places))
