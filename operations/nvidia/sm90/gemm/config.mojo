@@ -209,6 +209,13 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
             and min(self.cluster_shape[0], self.cluster_shape[1]) == 1
         )
 
+    def may_count_pixels_first(self) -> Bool:
+        """Whether neighbours may be tiles along the pixels: of blocks that share
+        no loads, and without a halo."""
+        return (
+            self.cluster_size() == 1 and self.halo == 0 and not self.gathers()
+        )
+
     def activation_releases(self) -> Int:
         """Arrivals that empty an activation stage, or one of both rings: each
         consumer of each block that the stage was copied to."""

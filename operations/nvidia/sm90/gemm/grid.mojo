@@ -83,10 +83,9 @@ struct Grid(ImplicitlyCopyable, Movable):
         self, config: Sm90Config, cut: TileGeometry
     ) -> Bool:
         """Whether neighbours are tiles along the pixels: where every block has
-        one tile, and fewer lie along the pixels than along the filters.
-        Multiprocessors that ask for the same lines at once then get more of them
-        together; tiles that follow each other on a block, or in pairs, are
-        faster filters first.
+        one tile, and no more than half as many lie along the pixels as along
+        the filters. The order decides which multiprocessors ask the L2 for the
+        same lines; otherwise, and in pairs, filters first is faster.
 
         Args:
             config: The configuration.
@@ -94,10 +93,8 @@ struct Grid(ImplicitlyCopyable, Movable):
         """
         return (
             self.tiles == self.clusters
-            and config.cluster_size() == 1
-            and config.halo == 0
-            and not config.gathers()
-            and cut.clusters_m < cut.clusters_n.value
+            and config.may_count_pixels_first()
+            and 2 * cut.clusters_m <= cut.clusters_n.value
         )
 
     def waves(self) -> Int:
