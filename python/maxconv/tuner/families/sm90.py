@@ -75,7 +75,7 @@ def _tile(model: Model, workload: Workload) -> None:
 
 
 def _multiply(model: Model, workload: Workload) -> None:
-    """A consumer's part as multiplies of wgmma: ``M`` 64, ``N`` a multiple of 8 up to 256, or two."""
+    """A consumer's part as multiplies of wgmma: ``M`` 64, one or two of ``N`` up to 256."""
     facts = workload.facts
     ends = table(model, "n.ends_subtile", N, lambda n: int(n % facts["subtile_filters"] != 0))
     table(model, "mma_rows", "swapped", lambda v: "consumer_filters" if v else "consumer_pixels")
