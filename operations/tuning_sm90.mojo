@@ -23,6 +23,7 @@ from .nvidia.sm90.gemm.config import (
     COPIED_BYTES,
     ENTRY_BYTES,
     GATHERED_ROWS,
+    MAX_COLUMNS,
     SPARE_REGISTERS,
     SPLIT_COUNTS,
     SUM_BYTES,
@@ -138,7 +139,7 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
         facts.add("sum_bytes", SUM_BYTES)
         facts.add("warpgroup", WARPGROUP)
         facts.add("mma_m", MMA_M)
-        facts.add("max_mma_n", MAX_MMA_N)
+        facts.add("max_columns", MAX_COLUMNS)
         facts.add("max_box", MAX_BOX)
         facts.add("max_cluster", MAX_CLUSTER)
         facts.add("max_split_k", MAX_SPLIT_K)

@@ -62,6 +62,11 @@ struct TileGeometry(
     """Tiles of a whole cluster along the filters of a group."""
     var clusters_n: Divisor
     """The same, of all groups."""
+    var inner: Divisor
+    """Tiles along the dimension that neighbours are counted along first: the
+    filters, unless `pixels_first`."""
+    var pixels_first: Bool
+    """Whether neighbours are tiles along the pixels."""
     var split_k: SplitK
     """How blocks share a tile's sum."""
     var relays: Relays
@@ -117,6 +122,8 @@ struct TileGeometry(
             clusters_m=UInt32(ceildiv(traversal.pixels(halo), cluster_pixels)),
             group_clusters=Divisor(group_clusters),
             clusters_n=Divisor(group_clusters * traversal.groups),
+            inner=Divisor(group_clusters * traversal.groups),
+            pixels_first=False,
             split_k=SplitK(),
             relays=Relays(),
             idle_stages=0,
@@ -132,6 +139,26 @@ struct TileGeometry(
         self.group_filters = UInt32(filters)
         self.group_clusters = Divisor(1)
         self.clusters_n = Divisor(Int(self.filters) // filters)
+        self.inner = self.clusters_n
+        self.pixels_first = False
+
+    def count_pixels_first(mut self):
+        """Counts tiles along the pixels first."""
+        self.inner = Divisor(Int(self.clusters_m))
+        self.pixels_first = True
+
+    @always_inline
+    def place(self, index: UInt32) -> Tuple[UInt32, UInt32]:
+        """Where a tile stands along the pixels and along the filters, counted in
+        whole clusters.
+
+        Args:
+            index: The tile.
+        """
+        var outer, inner = self.inner.split(index)
+        if self.pixels_first:
+            return inner, outer
+        return outer, inner
 
     def split(mut self, halo: Int, count: Int):
         """Divides the tiles' sums among blocks.

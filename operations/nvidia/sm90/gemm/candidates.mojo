@@ -308,7 +308,7 @@ def _aligned_candidates() -> List[Candidate]:
         Candidate(
             _rows(
                 (64, 80),
-                (9, 9, 2),
+                (11, 11, 2),
                 cluster=PAIR_M,
                 consumers=1,
                 swapped=False,
@@ -456,6 +456,24 @@ def _tuned_candidates() -> List[Candidate]:
         Candidate(_rows((128, 112), (6, 6, 2), swapped=False), only_tuned=True),
         Candidate(
             _rows((128, 80), (6, 6, 2), swapped=False, cluster=PAIR_M),
+            only_tuned=True,
+        ),
+        Candidate(
+            _rows((272, 128), (4, 4, 4), cluster=PAIR_N, subtile_pixels=16),
+            only_tuned=True,
+        ),
+        Candidate(
+            _rows((80, 64), (11, 11, 4), consumers=1, subtile_pixels=16),
+            only_tuned=True,
+        ),
+        Candidate(
+            _rows(
+                (160, 128),
+                (5, 5, 3),
+                cluster=PAIR_N,
+                cooperative=False,
+                subtile_pixels=32,
+            ),
             only_tuned=True,
         ),
     ]

@@ -42,6 +42,9 @@ comptime BLOCK_REGISTERS = 64 * 1024
 comptime SUM_BYTES = 4
 """Of an accumulator."""
 
+comptime MAX_COLUMNS = 2 * MAX_MMA_N
+"""Columns of a consumer's two multiplies side by side."""
+
 comptime SPARE_REGISTERS = 72
 """Registers of a consumer's thread beside its accumulators."""
 
@@ -194,13 +197,34 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         belongs to."""
         return self.consumers if self.cooperative else 1
 
+    def joins_rings(self) -> Bool:
+        """Whether stages of both rings are filled and released together, by one
+        pair of barriers: consumers wait once a step, and release once. Without
+        a halo, where each step takes a stage of both, and as many stages."""
+        return (
+            self.halo == 0
+            and not self.gathers()
+            and not self.stationary
+            and self.num_act_pipeline_stages == self.num_filter_pipeline_stages
+            and min(self.cluster_shape[0], self.cluster_shape[1]) == 1
+        )
+
+    def may_count_pixels_first(self) -> Bool:
+        """Whether neighbours may be tiles along the pixels: of blocks that share
+        no loads, and without a halo."""
+        return (
+            self.cluster_size() == 1 and self.halo == 0 and not self.gathers()
+        )
+
     def activation_releases(self) -> Int:
-        """Arrivals that empty an activation stage: each consumer of each block
-        that the stage was copied to."""
+        """Arrivals that empty an activation stage, or one of both rings: each
+        consumer of each block that the stage was copied to."""
+        if self.joins_rings():
+            return self.tile_consumers() * self.cluster_size()
         return self.tile_consumers() * self.cluster_shape[1]
 
     def filter_releases(self) -> Int:
-        """Arrivals that empty a filter stage."""
+        """Arrivals that empty a filter stage of a ring of its own."""
         return self.tile_consumers() * self.cluster_shape[0]
 
     def even_registers(self) -> Int:
@@ -380,10 +404,16 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 t"rows: {self.mma_rows()} of a consumer's multiply are no"
                 t" multiple of {MMA_M}"
             )
-        if self.mma_columns() % 8 != 0 or self.mma_columns() > MAX_MMA_N:
+        var columns = self.mma_columns()
+        if columns % 8 != 0 or (columns > MAX_MMA_N and columns % 16 != 0):
             return String(
-                t"columns: {self.mma_columns()} of a consumer's multiply are no"
-                t" multiple of 8 up to {MAX_MMA_N}"
+                t"columns: {columns} of a consumer's multiply are no multiple"
+                t" of 8 up to {MAX_MMA_N}, or of 16 beyond"
+            )
+        if columns > MAX_COLUMNS:
+            return String(
+                t"columns: {columns} of a consumer's multiplies are more than"
+                t" {MAX_COLUMNS}"
             )
         if self.consumer_pixels() % self.epilogue.output_tile_shape[0] != 0:
             return String(

@@ -79,7 +79,7 @@ def set_values[
     comptime held = Accumulators[rows, columns, dtype].width
     comptime for i in range(size):
         comptime if column + i < held:
-            sums.values[row][column + i] = values[i]
+            sums.replace(row, column + i, values[i])
 
 
 def visited_values(layout: VisitLayout, subtile: Int, width: Int) -> Int:

@@ -79,6 +79,24 @@ struct Grid(ImplicitlyCopyable, Movable):
         cut.narrow(traversal)
         return cut
 
+    def counts_pixels_first(
+        self, config: Sm90Config, cut: TileGeometry
+    ) -> Bool:
+        """Whether neighbours are tiles along the pixels: where every block has
+        one tile, and no more than half as many lie along the pixels as along
+        the filters. The order decides which multiprocessors ask the L2 for the
+        same lines; otherwise, and in pairs, filters first is faster.
+
+        Args:
+            config: The configuration.
+            cut: Whole sums.
+        """
+        return (
+            self.tiles == self.clusters
+            and config.may_count_pixels_first()
+            and 2 * cut.clusters_m <= cut.clusters_n.value
+        )
+
     def waves(self) -> Int:
         """Tiles that are computed one after the other, at most."""
         return ceildiv(self.tiles, min(self.clusters, self.places))

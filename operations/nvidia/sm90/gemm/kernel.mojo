@@ -36,6 +36,7 @@ from ...tma.copy import SharedAddress, prefetch_map
 from ...tma.descriptor import TensorMap
 from ...limits import WARP, WARPGROUP
 from ...overlap import wait_for_earlier_kernels
+from ..wgmma import DESCRIPTOR_SHIFT
 from .config import Sm90Config
 from .epilogue import CollectiveEpilogue
 from .epilogue_buffers import FIRST_NAME
@@ -51,7 +52,7 @@ from .roles import (
     ACTIVATION_WARP,
     FILTER_WARP,
     LOADER_WARP,
-    fills_ring,
+    initializes_ring,
     sync_barriers,
 )
 from .scheduler import TileScheduler
@@ -101,6 +102,7 @@ struct ConvKernel[
     comptime Params = EpilogueParams[Self.Output, Self.Visitor]
     comptime CLUSTER_M = Self.config.cluster_shape[0]
     comptime CLUSTER_N = Self.config.cluster_shape[1]
+    comptime CLUSTER = Self.config.cluster_size()
     comptime act_consumer_arv_count = Self.config.activation_releases()
     comptime filter_consumer_arv_count = Self.config.filter_releases()
     comptime epilogue_bytes = Self.config.epilogue_bytes()
@@ -187,7 +189,9 @@ struct ConvKernel[
                 )
             comptime if Self.config.splits():
                 # A thread that has arrived does not leave before the others.
-                if geometry.split_k.count.value > 1 and fills_ring(warp):
+                if geometry.split_k.count.value > 1 and initializes_ring[
+                    Self.config
+                ](warp):
                     wait_cluster()
             Self._load_residuals(residual, params, geometry, storage, thread)
         else:
@@ -203,7 +207,9 @@ struct ConvKernel[
             )
         # No block may leave while another copies to it or arrives at it.
         comptime if Self.config.cluster_size() > 1:
-            if keeps_filters[Self.config](geometry):
+            if not Self.config.joins_rings() and keeps_filters[Self.config](
+                geometry
+            ):
                 # Nobody waits for these filters' releases: the barrier orders
                 # them, and the outputs with them.
                 sync_cluster()
@@ -302,11 +308,12 @@ struct ConvKernel[
                 storage.first_tile.init(1)
             publish_barriers()
         elif thread_idx.x == Int(FILTER_WARP) * WARP:
-            storage.filter.init(
-                producers=Self.config.ring_producers(),
-                releases=Self.filter_consumer_arv_count,
-            )
-            publish_barriers()
+            comptime if not Self.config.joins_rings():
+                storage.filter.init(
+                    producers=Self.config.ring_producers(),
+                    releases=Self.filter_consumer_arv_count,
+                )
+                publish_barriers()
         elif thread_idx.x == Int(LOADER_WARP) * WARP:
             comptime if Self.config.epilogue.num_epi_load_stages > 0:
                 comptime for consumer in range(Self.config.consumers):
@@ -446,19 +453,33 @@ struct ConvKernel[
             var accumulators = Self.Accumulated()
             comptime if not Self.config.cooperative:
                 Self._await_turn(consumer)
-            Self._multiply_tile(
-                accumulators,
-                geometry.steps(Self.config.halo, tile.rounds),
-                geometry,
-                storage,
-                scheduler,
-                activations,
-                filters,
-                pixel,
-                filter,
-                consumer,
-                thread,
-            )
+            comptime if Self.config.joins_rings():
+                Self._multiply_joined(
+                    accumulators,
+                    tile.rounds,
+                    geometry,
+                    storage,
+                    activations,
+                    filters,
+                    pixel,
+                    filter,
+                    consumer,
+                    thread,
+                )
+            else:
+                Self._multiply_tile(
+                    accumulators,
+                    geometry.steps(Self.config.halo, tile.rounds),
+                    geometry,
+                    storage,
+                    scheduler,
+                    activations,
+                    filters,
+                    pixel,
+                    filter,
+                    consumer,
+                    thread,
+                )
             comptime if Self.config.splits():
                 sum_splits[
                     Self.config,
@@ -551,6 +572,76 @@ struct ConvKernel[
 
     @staticmethod
     @always_inline
+    def _multiply_joined(
+        mut accumulators: Self.Accumulated,
+        steps: UInt32,
+        geometry: TileGeometry,
+        storage: Self.Storage,
+        mut activations: Self.ActivationPosition,
+        mut filters: Self.FilterPosition,
+        pixel: UInt32,
+        filter: UInt32,
+        consumer: UInt32,
+        thread: UInt32,
+    ):
+        """The same where rings are joined. What the next multiply needs is ready
+        before the wait for its stage: small tiles' multiplies would end before
+        it was."""
+        comptime pixel_step = UInt32(
+            Self.config.act_stage_bytes() >> DESCRIPTOR_SHIFT
+        )
+        comptime filter_step = UInt32(
+            Self.config.filter_tile_bytes() >> DESCRIPTOR_SHIFT
+        )
+        if keeps_filters[Self.config](geometry):
+            filters = Self.FilterPosition()
+        var first_pixels = (
+            storage.activation.data + pixel * ROW_BYTES
+        ) >> DESCRIPTOR_SHIFT
+        var first_filters = (
+            storage.filter.data + filter * ROW_BYTES
+        ) >> DESCRIPTOR_SHIFT
+        var pixel_chunk = first_pixels + activations.stage * pixel_step
+        var filter_chunk = first_filters + filters.stage * filter_step
+        storage.activation.wait(activations)
+        Self._multiply_chunks[overwrite=True](
+            accumulators, pixel_chunk, filter_chunk
+        )
+        for _ in range(UInt32(1), steps):
+            var done = activations.stage
+            activations.step()
+            filters.step()
+            pixel_chunk += pixel_step
+            if activations.stage == 0:
+                pixel_chunk = first_pixels
+            filter_chunk += filter_step
+            if filters.stage == 0:
+                filter_chunk = first_filters
+            storage.activation.wait(activations)
+            Self._multiply_chunks(accumulators, pixel_chunk, filter_chunk)
+            accumulators.wait[1]()
+            Self._release_both(storage, done, thread)
+        comptime if not Self.config.cooperative:
+            Self._give_turn(consumer)
+        accumulators.wait[0]()
+        Self._release_both(storage, activations.stage, thread)
+        filters.step()
+        activations.step()
+
+    @staticmethod
+    @always_inline
+    def _release_both(storage: Self.Storage, stage: UInt32, thread: UInt32):
+        """Releases a stage of both rings in every block that copies into it."""
+        var empty = storage.activation.empty(stage)
+        comptime if Self.CLUSTER > 1:
+            if thread < UInt32(Self.CLUSTER):
+                empty.arrive_at(thread)
+        else:
+            if thread == 0:
+                empty.arrive()
+
+    @staticmethod
+    @always_inline
     def _multiply_stage[
         *, overwrite: Bool = False
     ](
@@ -563,6 +654,19 @@ struct ConvKernel[
         """Starts multiplying this consumer's part of a stage."""
         var pixels = activation + first_pixel * ROW_BYTES
         var filters = filter + first_filter * ROW_BYTES
+        Self._multiply_chunks[overwrite=overwrite](
+            accumulators,
+            pixels >> DESCRIPTOR_SHIFT,
+            filters >> DESCRIPTOR_SHIFT,
+        )
+
+    @staticmethod
+    @always_inline
+    def _multiply_chunks[
+        *, overwrite: Bool = False
+    ](mut accumulators: Self.Accumulated, pixels: UInt32, filters: UInt32):
+        """Starts multiplying rows whose addresses are known as descriptors have
+        them."""
         comptime if Self.config.swapped:
             accumulators.multiply[
                 Self.filter_type, Self.in_type, overwrite=overwrite

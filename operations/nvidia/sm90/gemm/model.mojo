@@ -10,6 +10,7 @@ from ...im2col.traversal import ROW_BYTES, Traversal
 from ..wgmma import MMA_M
 from .config import SUM_BYTES, Sm90Config
 from .grid import Grid, pixel_clusters
+from .mma import multiplies_of
 
 # The model's constants. Fitted to timings of 20 configurations, in graphs where
 # launches overlap: of 656 problems bare on an H200, of 300 with everything fused
@@ -289,7 +290,7 @@ def _step_cycles(
     var read = (
         config.mma_rows()
         // MMA_M
-        * (MMA_M + config.mma_columns())
+        * (MMA_M * multiplies_of(config.mma_columns()) + config.mma_columns())
         * ROW_BYTES
         * config.tile_consumers()
     )

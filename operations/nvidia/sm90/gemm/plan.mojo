@@ -77,6 +77,8 @@ struct GemmPlan(ImplicitlyCopyable, Movable, Writable):
         self.geometry = grid.geometry(config, traversal)
         if split_k > 1:
             self.geometry.split(config.halo, split_k)
+        elif grid.counts_pixels_first(config, self.geometry):
+            self.geometry.count_pixels_first()
         self.cluster = config.cluster_size() * split_k
         self.blocks = grid.clusters * self.cluster
         self.relays = 1

@@ -71,6 +71,9 @@ def produce_activations[
     Where stages stay idle, a stage waits for a later release than that of what
     it held: for the only one, since another wait would delay every load.
 
+    Where rings are joined, a stage's barrier expects the filters' bytes too, as
+    long as they are loaded: they may come before it does.
+
     Parameters:
         in_type: Of the activation.
         config: The configuration.
@@ -87,6 +90,8 @@ def produce_activations[
     # What must have been released before a stage is filled.
     var behind = RingPosition[stages](geometry.idle_stages, 1)
     var bytes = config.act_stage_pixels() * row_bytes[in_type](geometry)
+    comptime if config.joins_rings():
+        bytes += config.block_tile_shape[1] * row_bytes[in_type](geometry)
     var is_first = True
     while scheduler.valid(geometry):
         var tile = scheduler.tile(geometry)
@@ -117,8 +122,12 @@ def produce_activations[
             if is_first:
                 storage.first_tile.arrive()
                 is_first = False
+        comptime if config.joins_rings():
+            if keeps_filters[config](geometry):
+                bytes = config.act_stage_pixels() * row_bytes[in_type](geometry)
         scheduler.advance()
-    comptime if config.cluster_shape[1] > 1:
+    comptime shares = config.joins_rings() and config.cluster_size() > 1
+    comptime if config.cluster_shape[1] > 1 or shares:
         storage.activation.await_releases(position)
 
 
@@ -174,7 +183,7 @@ def produce_filters[
         if keeps_filters[config](geometry):
             return
         scheduler.advance()
-    comptime if config.cluster_shape[0] > 1:
+    comptime if config.cluster_shape[0] > 1 and not config.joins_rings():
         storage.filter.await_releases(position)
 
 
@@ -192,10 +201,14 @@ def _load_filter[
 ):
     """Loads the next filter stage."""
     comptime rows = config.block_tile_shape[1]
+    storage.filter.await_empty(position)
+    var barrier = storage.filter.full(position.stage)
+    comptime if not config.joins_rings():
+        barrier.arrive_expecting(rows * row_bytes[in_type](geometry))
     load_filter[config](
         filter,
         storage.filter.address(position.stage),
-        storage.filter.acquire(position, rows * row_bytes[in_type](geometry)),
+        barrier,
         geometry,
         ranks,
         first,

@@ -26,14 +26,19 @@ comptime FILTER_WARP = UInt32(3)
 
 
 @always_inline
-def fills_ring(warp: UInt32) -> Bool:
-    """Whether a warp of the block fills a ring. Without a branch: a table of
-    jumps would cost more than it saves.
+def initializes_ring[config: Sm90Config](warp: UInt32) -> Bool:
+    """Whether a warp of the block fills a ring whose barriers it has initialized
+    itself. Without a branch: a table of jumps would cost more than it saves.
+
+    Parameters:
+        config: The configuration.
 
     Args:
         warp: Of the block.
     """
-    comptime filling = 1 << ACTIVATION_WARP | 1 << FILTER_WARP
+    comptime joined = 1 << ACTIVATION_WARP
+    comptime both = joined | 1 << FILTER_WARP
+    comptime filling = joined if config.joins_rings() else both
     return filling >> warp & 1 == 1
 
 
@@ -63,10 +68,10 @@ def sync_barriers[config: Sm90Config](geometry: TileGeometry):
     comptime if config.splits():
         if geometry.split_k.count.value > 1:
             arrive_cluster_relaxed()
-            if not fills_ring(warp):
+            if not initializes_ring[config](warp):
                 wait_cluster()
             return
-    if fills_ring(warp):
+    if initializes_ring[config](warp):
         arrive_threads[config.threads()](0)
     else:
         sync_threads[config.threads()](0)

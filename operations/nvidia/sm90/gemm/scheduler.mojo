@@ -11,8 +11,8 @@ from .config import Sm90Config
 @fieldwise_init
 struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
     """A block's tiles: those of a cluster go to its blocks, and clusters take
-    tiles in turn, filters innermost, so that blocks that run at the same time
-    read the same activations."""
+    tiles in turn, filters innermost unless the plan says otherwise, so that
+    blocks that run at the same time read the same activations."""
 
     comptime CLUSTER_M = UInt32(Self.config.cluster_shape[0])
     comptime CLUSTER_N = UInt32(Self.config.cluster_shape[1])
@@ -72,7 +72,12 @@ struct TileScheduler[config: Sm90Config](TrivialRegisterPassable):
             index, split = geometry.split_k.count.split(self.index)
             if geometry.split_k.count.value > 1:
                 first, rounds = geometry.split_k.share(split)
-        var m, n = geometry.clusters_n.split(index)
+        var m: UInt32
+        var n: UInt32
+        comptime if Self.config.may_count_pixels_first():
+            m, n = geometry.place(index)
+        else:
+            m, n = geometry.clusters_n.split(index)
         var group, n_of_group = geometry.group_clusters.split(n)
         var filter = n_of_group * Self.CLUSTER_N + self.rank_n
         return Tile(

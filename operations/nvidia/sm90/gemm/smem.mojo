@@ -26,6 +26,7 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
 
     var activation: Self.ActivationRing
     var filter: Self.FilterRing
+    """Its barriers are those of `activation` where rings are joined."""
     var residual_barriers: SharedAddress
     """Of each consumer's residual ring, consumer by consumer."""
     var first_tile: Barrier
@@ -58,9 +59,10 @@ struct SharedStorage[config: Sm90Config](TrivialRegisterPassable):
             * Self.config.filter_tile_bytes()
         )
         self.activation = Self.ActivationRing(address, activation)
-        self.filter = Self.FilterRing(
-            address + UInt32(Self.ActivationRing.barrier_bytes()), filter
-        )
+        var filter_barriers = address
+        comptime if not Self.config.joins_rings():
+            filter_barriers += UInt32(Self.ActivationRing.barrier_bytes())
+        self.filter = Self.FilterRing(filter_barriers, filter)
         self.residual_barriers = address + UInt32(
             Self.ActivationRing.barrier_bytes()
             + Self.FilterRing.barrier_bytes()

@@ -75,14 +75,14 @@ def _tile(model: Model, workload: Workload) -> None:
 
 
 def _multiply(model: Model, workload: Workload) -> None:
-    """A consumer's part as multiplies of wgmma: ``M`` 64, ``N`` a multiple of 8 up to 256."""
+    """A consumer's part as multiplies of wgmma: ``M`` 64, one or two of ``N`` up to 256."""
     facts = workload.facts
     ends = table(model, "n.ends_subtile", N, lambda n: int(n % facts["subtile_filters"] != 0))
     table(model, "mma_rows", "swapped", lambda v: "consumer_filters" if v else "consumer_pixels")
     table(model, "mma_columns", "swapped", lambda v: "consumer_pixels" if v else "consumer_filters")
     loop_split(model, "mma_rows", "mma_rows.count", facts["mma_m"], why="rows of wgmma")
     loop_split(model, "mma_columns", "mma_columns.count", 8, why="columns of wgmma")
-    model.require(Kind.LE, "mma_columns", facts["max_mma_n"], why="columns of wgmma")
+    model.require(Kind.LE, "mma_columns", facts["max_columns"], why="columns of wgmma")
     product(model, "accumulated", "mma_rows", "mma_columns")
     loop_split(model, "accumulated", "accumulators", facts["warpgroup"], why="of a thread")
     limits = facts.row("accumulators")
