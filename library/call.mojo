@@ -6,11 +6,18 @@ A library is built for a family of types:
     mojo build -I . --emit shared-lib library/host.mojo \\
         -D dtype=float32 -D bias=float32 -D output=float32 -D scaled=False \\
         -D depth_to_space=False
+
+With `-D features=N` a CPU's has the kernels alone that dispatch chooses from where the
+CPU has the instructions N.
 """
 
 from std.collections import Optional
 from std.ffi import external_call
-from std.sys.defines import get_defined_dtype, get_defined_string
+from std.sys.defines import (
+    get_defined_dtype,
+    get_defined_int,
+    get_defined_string,
+)
 
 from operations.conv.access import (
     MemoryActivation,
@@ -32,6 +39,7 @@ from operations.conv.fields import (
     PRECISION_FLOAT32,
     SCALARS_LENGTH,
 )
+from operations.conv.known import UNKNOWN_FEATURES
 from operations.conv.memory import Reads, Writes
 from operations.conv.operands import Arguments, Operands
 from operations.conv.problem import RANK, ConvProblem, Geometry
@@ -47,6 +55,9 @@ comptime SCALED = get_defined_string["scaled"]() == "True"
 """Whether each filter has a scale."""
 comptime DEPTH_TO_SPACE = get_defined_string["depth_to_space"]() == "True"
 """Whether filters are pixels of a larger image, which the output then is."""
+
+comptime FEATURES = get_defined_int["features", UNKNOWN_FEATURES]()
+"""Instructions that the CPU has, as `KnownProblem` has them."""
 
 comptime Image = MemoryOutput[OUTPUT_TYPE]
 

@@ -9,6 +9,7 @@ from std.collections import Optional
 from std.memory.alloc import unsafe_alloc
 
 from library.call import (
+    FEATURES,
     OUTPUT_TYPE,
     SCALED,
     TYPE,
@@ -20,7 +21,12 @@ from library.call import (
     text_of,
     write,
 )
-from operations.conv.fields import GEOMETRY_FILTER_LAYOUT, GEOMETRY_KERNEL
+from operations.conv.fields import (
+    GEOMETRY_FILTER_LAYOUT,
+    GEOMETRY_KERNEL,
+    KERNEL_AUTO,
+)
+from operations.conv.known import UNKNOWN_FEATURES, KnownProblem
 from operations.conv.memory import Writes
 from operations.conv.operands import Device
 from operations.conv.plans import Planned
@@ -52,6 +58,22 @@ struct HostCall(Movable):
         self.call = call^
         self.named = None
         self.threads = 0
+
+
+comptime TYPES = CallArguments.types(SCALED)
+
+comptime KERNELS = CpuRegistry[OpenMpPool].needed(
+    TYPES, 0, _known()
+) if FEATURES != UNKNOWN_FEATURES else ALL_KERNELS
+"""What is compiled, a bit each."""
+
+
+def _known() -> KnownProblem:
+    """What is known of a call: dispatch chooses, and the CPU."""
+    var known = KnownProblem.nothing()
+    known.kernel = KERNEL_AUTO
+    known.features = FEATURES
+    return known
 
 
 comptime Handle = Pointer[HostCall, MutUntrackedOrigin]
@@ -126,7 +148,7 @@ def maxconv_run(
                 t" configuration"
             )
         var pool = OpenMpPool(parallel, Int(threads))
-        convolve[ALL_KERNELS, SCALED](
+        convolve[KERNELS, SCALED](
             pool,
             call.problem,
             call.arguments(x, filter, bias, residual, scale, output),
@@ -156,12 +178,11 @@ def maxconv_name(
     try:
         ref prepared = Handle(unsafe_from_address=Int(handle))[]
         ref call = prepared.call
-        comptime types = CallArguments.types(SCALED)
         var cut = List[Int]()
         for i in range(Int(count)):
             cut.append(Int(reads[DType.int64](numbers)[unsafe_offset=i]))
         prepared.named = None
-        prepared.named = CpuRegistry[OpenMpPool].named[types](
+        prepared.named = CpuRegistry[OpenMpPool].named[TYPES, KERNELS](
             call.geometry[GEOMETRY_KERNEL],
             call.problem,
             call.operands(aligned=True),
@@ -188,14 +209,13 @@ def maxconv_explain(
     """
     try:
         ref call = Handle(unsafe_from_address=Int(handle))[].call
-        comptime types = CallArguments.types(SCALED)
         var operands = call.operands(aligned=True)
         var requested = call.geometry[GEOMETRY_KERNEL]
         var device = Device(0, Int(threads))
-        var planned = CpuRegistry[OpenMpPool].plan[types](
+        var planned = CpuRegistry[OpenMpPool].plan[TYPES, KERNELS](
             requested, call.problem, operands, device
         )
-        var reason = CpuRegistry[OpenMpPool].explain[types](
+        var reason = CpuRegistry[OpenMpPool].explain[TYPES, KERNELS](
             planned, requested, call.problem, operands, device
         )
         write(made, text_of(String(t"{kernel_name(planned.kernel)}: {reason}")))

@@ -23,6 +23,7 @@ from ._library_files import (
 )
 from ._native import chooser
 from ._targets import TARGETS
+from ._tuned import known_features
 
 __all__ = ["add_arguments", "build_gpu", "run"]
 
@@ -99,7 +100,9 @@ def _files(target: str, family: Family) -> Iterable[Path]:
     """Builds a target's libraries."""
     if target in TARGETS:
         return build_gpu(family, target, TARGETS[target].capability)
-    return [host_file(family, None if target == _HOST else target)]
+    if target == _HOST:
+        return [host_file(family, features=known_features())]
+    return [host_file(family, target)]
 
 
 def build_gpu(family: Family, architecture: str, capability: int) -> Iterator[Path]:

@@ -24,10 +24,9 @@ from ._graph import (
     op_name,
     unfused_when_complete,
 )
-from ._machine import kernel_features
 from ._problem import ConvProblem, encode
 from ._signature import Operands, centered, known_problem, known_to_cpu, op_parameters
-from ._tuned import table_in_use, use_table
+from ._tuned import known_features
 
 __all__ = [
     "Tensors",
@@ -86,8 +85,9 @@ def emit(
         out_dtype=output.dtype.name,
         rank=output.rank,
     )
+    features = None if device.is_gpu() else known_features()
     parameters = op_parameters(
-        {**(known or {}), **({} if device.is_gpu() else _known_features())},
+        {**(known or {}), **({} if features is None else {"features": features})},
         scaled=operands.scale is not None,
         depth_to_space=depth_to_space,
     )
@@ -97,16 +97,6 @@ def emit(
         name = op.value
     unfused_when_complete(Graph.current)
     return ops.custom(name, device, list(whole), [output], parameters)[0].tensor
-
-
-def _known_features() -> dict[str, int]:
-    """Returns the parameter of a CPU's op that says which instructions this CPU has.
-
-    The op is compiled with the kernels that dispatch then chooses from. A tuned table may name
-    others: beside one nothing is said.
-    """
-    use_table()
-    return {} if table_in_use() else {"features": kernel_features()}
 
 
 def convolution(

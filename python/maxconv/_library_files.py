@@ -72,18 +72,24 @@ class Family(NamedTuple):
         return self._replace(bias="float32")
 
 
-def host_file(family: Family, level: str | None = None) -> Path:
+def host_file(family: Family, level: str | None = None, *, features: int | None = None) -> Path:
     """Returns the library of a CPU's kernels, from the cache or made now.
 
     Args:
         family: The operands' types.
         level: Of ``CPU_LEVELS``, for those CPUs; by default for this machine's. Then one for a
             level that this CPU has will do, if it is there.
+        features: What this machine's CPU multiplies with, a bit for each ``CpuFeature``: the
+            library has the kernels that dispatch chooses from there. By default, and of a level, it
+            has all. Those of float32 ask a CPU for nothing.
 
     Raises:
         LibraryError: See ``maxconv.library_path``.
     """
-    return _of_level("host", family, level, "kernels")
+    known: tuple[str, ...] = ()
+    if features is not None and family.dtype != "float32":
+        known = ("-D", f"features={features}")
+    return _of_level("host", family, level, "kernels", known=known)
 
 
 def chooser_file(family: Family) -> Path:
@@ -172,20 +178,23 @@ def _of_level(
     level: str | None,
     what: str,
     *options: str,
+    known: tuple[str, ...] = (),
     doing: str | None = None,
 ) -> Path:
     """Returns the library of a root for a level of CPUs, or for this machine's.
 
-    For the latter one of any level that this CPU has serves, if it is there and no other is.
+    For the latter one of any level that this CPU has serves, if it is there and no other is; and
+    one that was compiled without the options that say what is ``known`` of this CPU.
     """
     if level is not None:
         return _built(root, family, what, *options, "--target-cpu", level, doing=doing)
-    if find(_file_name(root), _entry(root, family, *options)) is None:
-        for level in _levels():
-            entry = _entry(root, family, *options, "--target-cpu", level)
-            if (found := find(_file_name(root), entry)) is not None:
+    if find(_file_name(root), _entry(root, family, *options, *known)) is None:
+        others = [("--target-cpu", level) for level in _levels()]
+        for more in [(), *others] if known else others:
+            found = find(_file_name(root), _entry(root, family, *options, *more))
+            if found is not None:
                 return found
-    return _built(root, family, what, *options, doing=doing)
+    return _built(root, family, what, *options, *known, doing=doing)
 
 
 def _any_cpu() -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from ._library_files import (
     peak_file,
 )
 from ._targets import BLACKWELL, HOPPER
-from ._tuned import use_table
+from ._tuned import known_features
 from .activations import ActivationSpec
 
 __all__ = [
@@ -522,16 +522,23 @@ def _loaded(key: Hashable, kind: Callable[[Path], T], file: Callable[[], Path]) 
         return library
 
 
-def host(family: Family) -> Host:
+def host(family: Family, *, whole: bool = False) -> Host:
     """Returns the kernels of this machine's CPU, built now if they are missing.
 
     They use what was tuned (``_tuned``).
 
+    Args:
+        family: The operands' types.
+        whole: Whether calls name kernels; otherwise there are those that dispatch chooses from.
+
     Raises:
         LibraryError: They cannot be built; see ``maxconv.library_path``.
     """
-    use_table()
-    return _loaded(("host", family), Host, lambda: host_file(family))
+    features = known_features()
+    if whole:
+        features = None
+    key = ("host", family, features)
+    return _loaded(key, Host, lambda: host_file(family, features=features))
 
 
 def any_host() -> Host | None:

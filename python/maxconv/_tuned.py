@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ._library import LibraryError, cached
+from ._machine import kernel_features
 from ._tuned_table import (
     CUT_FIELDS,
     Device,
@@ -36,6 +37,7 @@ __all__ = [
     "TABLE_VARIABLE",
     "Line",
     "derived",
+    "known_features",
     "table_in_use",
     "text_of",
     "use_file",
@@ -138,6 +140,16 @@ def use_file(file: Path) -> None:
 def table_in_use() -> Path | None:
     """Returns the kernels' file, if this process uses one."""
     return _decided[0] if _decided else None
+
+
+def known_features() -> int | None:
+    """Returns what may be told of this CPU to what is compiled for it, as ``kernel_features`` does.
+
+    It then has the kernels that dispatch chooses from on such a CPU. A tuned table may name others:
+    beside one it is None.
+    """
+    use_table()
+    return kernel_features() if table_in_use() is None else None
 
 
 def _decide(file: Path | None) -> None:

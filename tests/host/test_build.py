@@ -15,6 +15,7 @@ from maxconv._fields import Kernel
 from maxconv._library_files import CPU_LEVELS, Family, host_file
 
 FLOAT32 = Family("float32", "float32", "float32", scaled=False)
+BFLOAT16 = Family("bfloat16", "bfloat16", "bfloat16", scaled=False)
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +128,35 @@ def test_a_machine_takes_its_own_library_or_the_best_of_its_levels(
     else:
         assert taken not in levels.values()
         assert len(commands) == 1
+
+
+def test_a_library_is_told_of_this_cpu(
+    commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_build, "known_features", lambda: 5)
+    options = ["--target", "host", "--target", "x86-64-v3"]
+    assert cli_main(["build", *options, "--dtype", "bfloat16", "float32"]) == 0
+    told = [defines(arguments) & {"features=5"} for arguments in commands[1:]]
+    # Another machine's CPU is not known, and float32 asks for nothing.
+    assert sorted(map(len, told)) == [0, 0, 0, 1]
+    of = next(arguments for arguments, found in zip(commands[1:], told, strict=True) if found)
+    assert "dtype=bfloat16" in of and "--target-cpu" not in of
+    monkeypatch.setattr(_build, "known_features", lambda: None)
+    commands.clear()
+    assert cli_main(["build", "--dtype", "bfloat16"]) == 0
+    assert [defines(arguments) & {"features=5"} for arguments in commands] == [set()]
+
+
+def test_a_library_of_all_kernels_serves_whoever_dispatches(
+    commands: list[tuple[str, ...]],
+) -> None:
+    narrow = host_file(BFLOAT16, features=5)
+    whole = host_file(BFLOAT16)
+    assert whole != narrow
+    assert host_file(BFLOAT16, features=5) == narrow
+    commands.clear()
+    assert host_file(BFLOAT16, features=6) == whole
+    assert not commands
 
 
 def test_a_full_cache_is_enough_without_a_compiler(

@@ -14,7 +14,7 @@ from tests.interop.graphs import Source, input_type
 from tests.reference import conv_reference
 
 import maxconv
-from maxconv import _emit
+from maxconv import _tuned
 from maxconv._machine import kernel_features
 from maxconv._packing import bfloat16_to_float32, float32_to_bfloat16
 
@@ -417,7 +417,7 @@ def test_an_op_is_told_of_its_cpu_unless_a_table_names_kernels(
     """The table may name a kernel that dispatch does not choose on this CPU."""
     from max.graph import Graph
 
-    monkeypatch.setattr(_emit, "table_in_use", lambda: tuned)
+    monkeypatch.setattr(_tuned, "table_in_use", lambda: tuned)
     library = maxconv.kernel_library()
     types = [input_type((2, 8, 9, 6)), input_type((2, 8, 9, 6), "int8")]
     with Graph("told", input_types=types, kernel_library=library) as graph:

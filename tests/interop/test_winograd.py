@@ -71,7 +71,7 @@ def convolve(
     call = _native.Call.of(tuple(x.shape), shape, w.numel(), geometry, encode_scalars())
     output = torch.full(shape, float("nan"), dtype=x.dtype)
     operands = (x.data_ptr(), w.data_ptr(), 0, 0, 0, output.data_ptr())
-    prepared = _native.host(family).prepare(call)
+    prepared = _native.host(family, whole=True).prepare(call)
     prepared.run(*operands, count or threads(), parallel_function())
     return output
 

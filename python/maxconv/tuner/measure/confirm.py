@@ -93,7 +93,8 @@ def _confirmed(request: CutRequest, configuration: Configuration, kernel: str) -
         file = Path(folder) / "tuned.txt"
         file.write_text(text_of([line]), encoding="utf-8")
         use_file(file)
-        library = host(Family(request.dtype, "float32", request.out_dtype, scaled=False))
+        family = Family(request.dtype, "float32", request.out_dtype, scaled=False)
+        library = host(family, whole=True)
         made = operands(problem, *types, request.seed)
         old, new = (
             library.prepare(call_of(problem, made, chosen))

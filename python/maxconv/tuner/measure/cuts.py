@@ -50,7 +50,7 @@ class PreparedCall:
         use_no_table()
         # A call without a bias asks for none of another type.
         family = Family(request.dtype, "float32", request.out_dtype, scaled=False)
-        self._host = host(family)
+        self._host = host(family, whole=True)
         self._parallel = installed_parallel() if request.threads > 1 else 0
         self.operands = operands(request.problem, request.dtype, request.out_dtype, request.seed)
         self._named = self._prepared(Kernel[request.kernel.upper()])
