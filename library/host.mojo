@@ -25,6 +25,7 @@ from operations.conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     KERNEL_AUTO,
+    KERNEL_REFERENCE,
 )
 from operations.conv.known import UNKNOWN_FEATURES, KnownProblem
 from operations.conv.memory import Writes
@@ -62,10 +63,10 @@ struct HostCall(Movable):
 
 comptime TYPES = CallArguments.types(SCALED)
 
-comptime KERNELS = CpuRegistry[OpenMpPool].needed(
-    TYPES, 0, _known()
+comptime KERNELS = (
+    CpuRegistry[OpenMpPool].needed(TYPES, 0, _known()) | 1 << KERNEL_REFERENCE
 ) if FEATURES != UNKNOWN_FEATURES else ALL_KERNELS
-"""What is compiled, a bit each."""
+"""What is compiled, a bit each. The reference takes what all others refuse."""
 
 
 def _known() -> KnownProblem:

@@ -162,3 +162,21 @@ def test_a_compiled_model_has_the_operator() -> None:
 
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), model(x))
+
+
+def test_what_only_the_reference_takes() -> None:
+    """float32 does not hold every sum of a depthwise filter of so many taps."""
+    x, w = integers(1, 4, 30, 30, dtype=torch.uint8), integers(4, 1, 23, 23, dtype=torch.int8)
+    geometry: dict[str, Any] = {"padding": 11, "groups": 4}
+    scale, out_scale = torch.full((4,), 2.0**-12), 2.0**-2
+    output = mt.conv2d(
+        x,
+        w,
+        torch.zeros(4),
+        scale=scale,
+        out_dtype=torch.uint8,
+        out_scale=out_scale,
+        **geometry,
+    )
+    exact = sums_of(x, w, 0, **geometry).double() * 2.0**-10
+    assert torch.equal(output, exact.round().clamp(0, 255).to(torch.uint8))
