@@ -13,7 +13,7 @@ from tests.interop.max_models import MODELS, RECORDED, build, inputs, weights
 import maxconv
 
 if TYPE_CHECKING:
-    from max.engine import InferenceSession, Model
+    from max.engine import InferenceSession
     from max.graph import Graph, Module
 
 #: Convolutions of each.
@@ -31,21 +31,18 @@ def taken_over(model: str, name: str, module: Module) -> Graph:
 SOURCES = {model: Source(partial(taken_over, model), partial(weights, model)) for model in MODELS}
 
 
-def check(name: str, model: Model) -> None:
+@pytest.mark.extended
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_are_those_of_maxs_own(name: str, session: InferenceSession) -> None:
     """MAX's outputs were recorded: its convolutions take minutes to compile. Ours take a minute or
     two for each model."""
+    model = compile_together(session, {f"max_{name}": SOURCES[name]})[f"max_{name}"]
     expected = np.load(RECORDED)[name]
     given: Any = inputs(name)
     actual = np.from_dlpack(model.execute(*given)[0])
     assert actual.shape == expected.shape
     # Some twenty layers, each of which rounds float32 in another order.
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
-
-
-@pytest.mark.extended
-@pytest.mark.parametrize("name", MODELS)
-def test_outputs_are_those_of_maxs_own(name: str, session: InferenceSession) -> None:
-    check(name, compile_together(session, {f"max_{name}": SOURCES[name]})[f"max_{name}"])
 
 
 def test_graphs_of_all_are_taken_over_whole() -> None:
