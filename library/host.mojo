@@ -25,7 +25,6 @@ from operations.conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
     GEOMETRY_KERNEL,
     KERNEL_AUTO,
-    KERNEL_REFERENCE,
 )
 from operations.conv.known import UNKNOWN_FEATURES, KnownProblem
 from operations.conv.memory import Writes
@@ -63,10 +62,10 @@ struct HostCall(Movable):
 
 comptime TYPES = CallArguments.types(SCALED)
 
-comptime KERNELS = (
-    CpuRegistry[OpenMpPool].needed(TYPES, 0, _known()) | 1 << KERNEL_REFERENCE
+comptime KERNELS = CpuRegistry[OpenMpPool].needed(
+    TYPES, 0, _known()
 ) if FEATURES != UNKNOWN_FEATURES else ALL_KERNELS
-"""What is compiled, a bit each. The reference takes what all others refuse."""
+"""What is compiled, a bit each."""
 
 
 def _known() -> KnownProblem:

@@ -68,10 +68,21 @@ trait ConvKernel:
         ...
 
     @staticmethod
+    def takes_the_rest(types: OperandTypes) -> Bool:
+        """Whether dispatch chooses this kernel where all others refuse. An op
+        that leaves the choice to dispatch is compiled with it.
+
+        Args:
+            types: Of the operands, which `type_refusal` takes.
+        """
+        return False
+
+    @staticmethod
     def always_runs(known: KnownProblem, types: OperandTypes) -> Bool:
         """Whether dispatch chooses this kernel for every problem with these
-        known facts that none in front of it in the registry takes. An op that
-        leaves the choice to dispatch is compiled with none behind it.
+        known facts that it does not refuse and none in front of it in the
+        registry takes. An op that leaves the choice to dispatch is compiled
+        with none behind it but one that takes the rest.
 
         Args:
             known: Of the problem, which `may_run` takes.

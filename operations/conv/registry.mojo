@@ -14,7 +14,6 @@ from .fields import (
     KERNEL_AUTO,
     KERNEL_HOMES,
     KERNEL_NAMES,
-    KERNEL_REFERENCE,
 )
 from .kernel import ConvKernel, built_refusal, kernel_name
 from .known import ANY_KERNEL, KnownFilter, KnownProblem
@@ -81,11 +80,11 @@ struct Registry[Queue: AnyType, *Kernels: ConvKernel]:
         comptime for i in range(Self.Kernels.length):
             comptime Kernel = Self.Kernels[i]
             if (
-                _may_be_asked(Kernel.code, known)
+                _is_asked(Kernel.code, known.kernel)
                 and not Kernel.device_refusal(capability)
                 and not built_refusal[Kernel](types)
             ):
-                if known.kernel == Kernel.code:
+                if known.kernel == Kernel.code or Kernel.takes_the_rest(types):
                     kernels |= 1 << Kernel.code
                 elif not decided and Kernel.may_run(known, types):
                     kernels |= 1 << Kernel.code
@@ -496,11 +495,9 @@ def _compiled_without(kernel: Int) -> Error:
     return Error(t"config: the op was compiled without {kernel_name(kernel)}")
 
 
-def _may_be_asked(kernel: Int, known: KnownProblem) -> Bool:
-    """Whether a call may ask for a kernel: for the reference by name only."""
-    if known.kernel == KERNEL_AUTO:
-        return kernel != KERNEL_REFERENCE
-    return known.kernel == ANY_KERNEL or known.kernel == kernel
+def _is_asked(kernel: Int, asked: Int) -> Bool:
+    """Whether a call that asks for a kernel may run another one, or this."""
+    return asked == KERNEL_AUTO or asked == ANY_KERNEL or asked == kernel
 
 
 def _refusal_of[

@@ -5,7 +5,7 @@ from std.collections import Optional
 
 from ..conv.access import ActivationSource, OutputTarget
 from ..conv.fields import KERNEL_REFERENCE, PANEL
-from ..conv.known import KnownFilter, KnownProblem
+from ..conv.known import ANY_KERNEL, KnownFilter, KnownProblem
 from ..conv.memory import Writes
 from ..conv.operands import Arguments, Device, Operands, OperandTypes
 from ..conv.problem import SPATIAL, ConvProblem
@@ -56,7 +56,14 @@ struct Reference[P: Pool](CpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        return True
+        """Whether a call may ask for it by name."""
+        return known.kernel == ANY_KERNEL
+
+    @staticmethod
+    def takes_the_rest(types: OperandTypes) -> Bool:
+        """See `ConvKernel`: others refuse integers whose sums they cannot hold.
+        """
+        return types.input.is_integral()
 
     @staticmethod
     def refusal(
@@ -67,7 +74,7 @@ struct Reference[P: Pool](CpuKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        return operands.types.input.is_integral()
+        return Self.takes_the_rest(operands.types)
 
     @staticmethod
     def plan(

@@ -26,6 +26,8 @@ OUT_SCALE, BETA = 0.5, 0.25
 
 FILTER = np.random.default_rng(5).integers(-128, 128, (3, 3, C, K)).astype(np.int8)
 DEPTHWISE = np.random.default_rng(6).integers(-128, 128, (3, 3, 1, C)).astype(np.int8)
+#: So many taps that float32 does not hold every sum.
+LARGE = np.random.default_rng(9).integers(-128, 128, (23, 23, 1, C)).astype(np.int8)
 #: Groups of 4 channels and filters, which share panels.
 NARROW = np.random.default_rng(8).integers(-128, 128, (3, 3, 4, 4 * C)).astype(np.int8)
 BIAS = np.random.default_rng(7).integers(-40, 40, K).astype(np.float32)
@@ -71,6 +73,9 @@ def build(name: str, module: Module | None = None) -> Graph:
                 out_zero_point=OUT_ZERO,
             ),
             maxconv.conv2d(x, DEPTHWISE, groups=C, zero_point=ZERO, **wide),
+            maxconv.conv2d(
+                x, LARGE, groups=C, zero_point=ZERO, padding=11, out_dtype=DType.float32
+            ),
             maxconv.quantize_linear(
                 maxconv.conv2d(x, FILTER, zero_point=ZERO, scale=SCALES, **wide),
                 OUT_SCALE,
@@ -89,16 +94,16 @@ GRAPHS = {"integers": Source(build, lambda: {"integers": FILTER, "narrow_integer
 
 
 def sums_of(x: Integers, filter: Integers, groups: int = 1) -> npt.NDArray[np.float64]:
-    """Exact sums, with padding 1."""
-    one = (1, 1)
+    """Exact sums, with as many output pixels as there are of the activation."""
+    one, half = (1, 1), (filter.shape[0] // 2, filter.shape[1] // 2)
     last = np.moveaxis(filter, -1, 0).astype(np.float64)
     return conv_reference(
         x.astype(np.float64),
         last,
         stride=one,
         dilation=one,
-        pad_before=one,
-        pad_after=one,
+        pad_before=half,
+        pad_after=half,
         groups=groups,
     )
 
@@ -107,7 +112,7 @@ def test_integers(models: dict[str, Model], rng: np.random.Generator) -> None:
     x = rng.integers(0, 256, (2, 9, 7, C)).astype(np.uint8)
     signed = rng.integers(-128, 128, (2, 9, 7, C)).astype(np.int8)
     residual = rng.integers(-128, 128, (2, 9, 7, K)).astype(np.int8)
-    known, loaded, computed, small, depthwise, fused, *shared = (
+    known, loaded, computed, small, depthwise, large, fused, *shared = (
         output.to_numpy() for output in models["integers"].execute(x, signed, residual, FILTER)
     )
     wanted = sums_of(x.astype(np.int64) - ZERO, FILTER)
@@ -121,6 +126,8 @@ def test_integers(models: dict[str, Model], rng: np.random.Generator) -> None:
     np.testing.assert_array_equal(
         depthwise, sums_of(x.astype(np.int64) - ZERO, DEPTHWISE, groups=C)
     )
+    exact = sums_of(x.astype(np.int64) - ZERO, LARGE, groups=C)
+    np.testing.assert_array_equal(large, exact.astype(np.float32))
     steps = np.clip(np.rint(wanted * SCALES / OUT_SCALE) + OUT_ZERO, 0, 255)
     np.testing.assert_array_equal(fused, steps)
     assert fused.dtype == np.uint8

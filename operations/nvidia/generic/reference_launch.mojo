@@ -4,7 +4,7 @@ from std.collections import Optional
 from std.math import ceildiv
 
 from ...conv.fields import KERNEL_REFERENCE
-from ...conv.known import KnownFilter, KnownProblem
+from ...conv.known import ANY_KERNEL, KnownFilter, KnownProblem
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..inspect import GpuKernel, PtxWriter
@@ -40,8 +40,8 @@ struct Reference(GpuKernel):
 
     @staticmethod
     def may_run(known: KnownProblem, types: OperandTypes) -> Bool:
-        """Whether a call may ask for it: always."""
-        return True
+        """Whether a call may ask for it by name."""
+        return known.kernel == ANY_KERNEL
 
     @staticmethod
     def refusal(
