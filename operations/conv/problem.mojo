@@ -263,6 +263,16 @@ struct ConvProblem(
         """Filter panels of one of the `packed_groups`."""
         return (self.packed_filters() + PANEL - 1) // PANEL
 
+    @always_inline
+    def panel_filters(self, panel: Int, panels: Int) -> Int:
+        """Filters of some panels of a group; the last one may not be full.
+
+        Args:
+            panel: The first, of the group's.
+            panels: How many.
+        """
+        return min(panels * PANEL, self.gemm_n() - panel * PANEL)
+
     def is_depthwise(self) -> Bool:
         """Whether each output channel reads just its own input channel."""
         return self.group_channels() == 1 and self.group_filters() == 1

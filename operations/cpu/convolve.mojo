@@ -3,6 +3,7 @@ launch."""
 
 from max.gpu.host import DeviceContext
 from std.collections import Optional
+from std.sys.info import size_of
 
 from ..conv.fields import (
     GEOMETRY_FILTER_LAYOUT,
@@ -18,6 +19,7 @@ from ..conv.packing import pack_filter
 from ..conv.plans import Planned
 from ..conv.problem import ConvProblem, Geometry
 from ..conv.target import Target
+from .pages import ask_for_large_pages
 from .pool import CpuContext, MaxPool, Pool
 from .registry import CPU_REGISTRY, CpuRegistry
 
@@ -68,6 +70,10 @@ def convolve[
     )
     if not problem.has_outputs():
         return
+    ask_for_large_pages(
+        arguments.output.addresses(),
+        problem.gemm_m() * problem.filters * size_of[Call.Output.dtype](),
+    )
     var memory = Optional[HostBuffer[Call.Source.dtype]]()
     var packed = arguments
     if layout != LAYOUT_PACKED:

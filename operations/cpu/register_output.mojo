@@ -2,7 +2,8 @@
 each vector: in memory, channels last, of the activation's own type."""
 
 from std.collections import Optional
-from std.sys.intrinsics import masked_load
+from std.sys.info import size_of
+from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
 
 from ..conv.memory import CACHE_LINE, Reads, Writes
 from ..conv.operands import Arguments
@@ -184,6 +185,36 @@ struct RegisterOutput[dtype: DType](ImplicitlyCopyable, Movable):
         rest.bias = self.bias.unsafe_offset(filter)
         rest.scale = self.scale.unsafe_offset(filter)
         return rest
+
+    @always_inline
+    def prefetch[rows: Int, filters: Int](self, pixel: Int):
+        """Asks for the memory that neighbouring outputs go to, and for their
+        residuals: the hardware does not guess where pixels lie.
+
+        Parameters:
+            rows: Pixels.
+            filters: Of each pixel; a cache line holds at least one.
+
+        Args:
+            pixel: How many pixels lie in front.
+        """
+        comptime to_write = PrefetchOptions().for_write().high_locality()
+        comptime to_read = PrefetchOptions().for_read().high_locality()
+        comptime line = CACHE_LINE // size_of[Self.dtype]()
+        var first = pixel * self.filters
+        comptime for i in range(rows):
+            comptime for j in range(0, filters, line):
+                prefetch[params=to_write](
+                    self.elements.unsafe_offset(first + i * self.filters + j)
+                )
+        if self.form == FORM_RESIDUAL:
+            comptime for i in range(rows):
+                comptime for j in range(0, filters, line):
+                    prefetch[params=to_read](
+                        self.residual.unsafe_offset(
+                            first + i * self.filters + j
+                        )
+                    )
 
     @always_inline
     def load_bias[

@@ -11,6 +11,7 @@ from std.sys.info import size_of
 from std.utils import IndexList
 
 from ..conv.memory import CACHE_LINE, Reads, Writes
+from .pages import ask_for_large_pages
 from .pool import Pool, Work
 
 comptime WIDTH = 8
@@ -222,6 +223,7 @@ def transpose[
     var rows = max(TASK_EDGE, TASK_ELEMENTS // columns // line * line)
     var work = _Transposition(matrices, rows, columns)
     var elements = matrices.batch * matrices.rows * matrices.columns
+    ask_for_large_pages(Int(matrices.target), elements * size_of[dtype]())
     var tasks = work.tasks()
     var workers = min(pool.threads(), tasks, elements // TASK_ELEMENTS)
     if workers > 1:

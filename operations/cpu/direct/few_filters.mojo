@@ -19,6 +19,7 @@ from ...conv.memory import HostBuffer, Reads, Writes
 from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..config import (
+    HALF_PANEL,
     HAS_HALF_PANELS,
     LANES,
     fused_input_refusal,
@@ -40,7 +41,7 @@ from .launch import (
     choose_rows,
 )
 
-comptime MAX_FEW_FILTERS = PANEL // 2
+comptime MAX_FEW_FILTERS = HALF_PANEL
 """Filters that the kernel takes."""
 
 comptime MOST_CHOSEN_FILTERS = 6 if HAS_HALF_PANELS else MAX_FEW_FILTERS

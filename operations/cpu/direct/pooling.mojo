@@ -1,6 +1,8 @@
 """Pooling on the CPU: lanes are channels, registers are pixels, as in a
 depthwise convolution."""
 
+from std.sys.info import size_of
+
 from ...conv.access import MemoryActivation, OutputTarget
 from ...conv.epilogue import Epilogue
 from ...conv.memory import Reads, Writes
@@ -8,6 +10,7 @@ from ...conv.operands import Arguments
 from ...conv.pooling import PoolProblem, Reduction
 from ..config import LANES
 from ..epilogue import TileStore
+from ..pages import ask_for_large_pages
 from ..pool import Pool
 from .image_row import (
     COLUMNS,
@@ -185,6 +188,12 @@ def pool[
     """
     if not pooling.window.has_outputs():
         return
+    ask_for_large_pages(
+        output.addresses(),
+        pooling.window.gemm_m()
+        * pooling.window.filters
+        * size_of[Output.dtype](),
+    )
     _launch[average](
         threads,
         pooling,

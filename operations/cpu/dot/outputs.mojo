@@ -165,10 +165,10 @@ def _output_tile(
 ) -> OutputTile:
     """Neighbouring pixels of one of a block's lines by some of its panels."""
     ref problem = params.problem
-    var filter = (block.panel + panel) * PANEL
+    var first = block.panel + panel
     return OutputTile(
         output_row(params, block, line, column),
         rows,
-        block.group * problem.gemm_n() + filter,
-        min(panels * PANEL, problem.gemm_n() - filter),
+        block.group * problem.gemm_n() + first * PANEL,
+        problem.panel_filters(first, panels),
     )

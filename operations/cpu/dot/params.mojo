@@ -82,5 +82,5 @@ def filter_tile(
     return FilterTile[params.Source.dtype](
         params.filter.unsafe_offset(first * elements),
         elements,
-        min(panels * PANEL, problem.gemm_n() - (block.panel + panel) * PANEL),
+        problem.panel_filters(block.panel + panel, panels),
     )

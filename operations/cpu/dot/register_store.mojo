@@ -4,39 +4,13 @@ through memory."""
 from std.collections import Array
 from std.math import iota
 from std.sys.info import size_of
-from std.sys.intrinsics import PrefetchOptions, masked_store, prefetch
+from std.sys.intrinsics import masked_store
 
 from ...conv.memory import sum_type
 from ..form import FORM_IDENTITY, FORM_RESIDUAL
 from ..register_output import REGISTER_FORMS, RegisterOutput
 from .mma import TileOutput
 from .vector_unit import VectorUnit
-
-
-@always_inline
-def prefetch_outputs[dtype: DType, rows: Int](output: RegisterOutput[dtype]):
-    """Asks for the memory that outputs go to, a cache line of each pixel, and for
-    their residuals, while they are being computed: the hardware does not guess
-    where pixels lie.
-
-    Parameters:
-        dtype: Of the outputs.
-        rows: Pixels.
-
-    Args:
-        output: The outputs.
-    """
-    comptime to_write = PrefetchOptions().for_write().high_locality()
-    comptime to_read = PrefetchOptions().for_read().high_locality()
-    comptime for i in range(rows):
-        prefetch[params=to_write](
-            output.elements.unsafe_offset(i * output.filters)
-        )
-    if output.form == FORM_RESIDUAL:
-        comptime for i in range(rows):
-            prefetch[params=to_read](
-                output.residual.unsafe_offset(i * output.filters)
-            )
 
 
 @always_inline

@@ -24,7 +24,7 @@ from .mma import (
     TapEdges,
     TileOutput,
 )
-from .register_store import prefetch_outputs, store_outputs
+from .register_store import store_outputs
 from .vector_unit import VectorUnit, slices_of
 
 
@@ -349,7 +349,7 @@ def _multiply_tiles[
     for tile in range(tiles):
         comptime if U.stores_outputs(dtype):
             if output.filters > 0:
-                prefetch_outputs[dtype, rows](output.output.at(tile * rows))
+                output.output.prefetch[rows, 1](tile * rows)
         var acc = Array[SIMD[sums_type, U.lanes], rows * vectors](fill=0)
         if slice.first > 0:
             comptime for i in range(rows):

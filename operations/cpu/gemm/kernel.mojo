@@ -105,6 +105,17 @@ struct GroupFilters(ImplicitlyCopyable, Movable):
         self.first_filter = group * filters + skipped
         self.count = filters - skipped
 
+    @always_inline
+    def of_panels(self, panel: Int, end: Int) -> Int:
+        """Filters of the task's panels `[panel, end)`; the group's last one may
+        not be full.
+
+        Args:
+            panel: The first.
+            end: The one behind the last.
+        """
+        return min(end * PANEL, self.count) - panel * PANEL
+
 
 @fieldwise_init
 struct TileActivations(ImplicitlyCopyable, Movable):
@@ -352,7 +363,7 @@ def _run_group(
                             i,
                             together,
                         )
-                    var filters = min(last * PANEL, group.count) - at * PANEL
+                    var filters = group.of_panels(at, last)
                     var own = StoredRows.none()
                     if stores:
                         own = StoredRows(
@@ -446,7 +457,7 @@ def _output_tile(
         tile.row,
         tile.rows,
         group.first_filter + panel * PANEL,
-        min(end * PANEL, group.count) - panel * PANEL,
+        group.of_panels(panel, end),
     )
 
 

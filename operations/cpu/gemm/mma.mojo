@@ -22,7 +22,6 @@ from ..config import (
     MOST_TILE_PANELS,
     tile_panels,
 )
-from ..form import FORM_RESIDUAL
 from ..near_rows import NEAR_ROWS, near_address
 from ..panel import load_filters, load_pairs, widened
 from ..register_output import REGISTER_FORMS, RegisterOutput
@@ -289,7 +288,7 @@ def multiply_tile[
     """
     for tile in range(tiles):
         if tile + 1 < tiles:
-            _prefetch_rows[rows, vectors](stored.output.at((tile + 1) * rows))
+            stored.output.prefetch[rows, vectors * LANES]((tile + 1) * rows)
         _multiply_one[filter_type, rows, vectors, fetches](
             operand,
             channel + tile * rows * operand.row_stride,
@@ -299,27 +298,6 @@ def multiply_tile[
             accumulate,
             stored.at(tile * rows),
         )
-
-
-@always_inline
-def _prefetch_rows[
-    rows: Int, vectors: Int
-](output: RegisterOutput[DType.float32]):
-    """Asks for the memory of a tile's outputs, and for their residuals."""
-    comptime to_write = PrefetchOptions().for_write().high_locality()
-    comptime to_read = PrefetchOptions().for_read().high_locality()
-    comptime line = CACHE_LINE // size_of[DType.float32]()
-    comptime for i in range(rows):
-        comptime for j in range(0, vectors * LANES, line):
-            prefetch[params=to_write](
-                output.elements.unsafe_offset(i * output.filters + j)
-            )
-    if output.form == FORM_RESIDUAL:
-        comptime for i in range(rows):
-            comptime for j in range(0, vectors * LANES, line):
-                prefetch[params=to_read](
-                    output.residual.unsafe_offset(i * output.filters + j)
-                )
 
 
 @always_inline

@@ -269,12 +269,6 @@ struct BlockTasks[dtype: DType](Tasks):
         _run_tiles(self.params, block, scratch)
 
 
-@always_inline
-def _filters(problem: ConvProblem, panel: Int, panels: Int) -> Int:
-    """Filters of some panels of a group, from its `panel`th on."""
-    return min(panels * PANEL, problem.gemm_n() - panel * PANEL)
-
-
 def _run_panels[
     dtype: DType
 ](params: WinogradParams[dtype], block: Block, scratch: Writes[DType.float32]):
@@ -301,7 +295,7 @@ def _run_panels[
         multiply_positions(
             plan,
             block.tiles,
-            _filters(problem, block.panel, block.panels),
+            problem.panel_filters(block.panel, block.panels),
             input.unsafe_offset(begin).as_imm(),
             filter.as_imm(),
             end - begin,
@@ -330,7 +324,7 @@ def _run_tiles[
         multiply_positions(
             plan,
             block.tiles,
-            _filters(problem, panel, panels),
+            problem.panel_filters(panel, panels),
             input.as_imm(),
             filter.as_imm(),
             plan.depth,
@@ -399,7 +393,7 @@ def _store_sums[
     var pixels = sums.unsafe_offset(units * plan.sums.elements())
     var extent = plan.grid.extent
     var filter = panel * PANEL
-    var filters = _filters(problem, panel, panels)
+    var filters = problem.panel_filters(panel, panels)
     var columns = panels * PANEL
     var done = 0
     while done < block.tiles:
