@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from tests.interop.torch_tensors import draw, last
 from torch import Tensor
 
