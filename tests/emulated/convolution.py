@@ -64,7 +64,7 @@ GATHERED = (
     Gathered(131, 129, True, True),
 )
 
-#: The same of pixels that begin at multiples of 8 bytes, which threads copy straight into the rings.
+#: The same of pixels that begin at multiples of 8 bytes, copied straight into the rings.
 DIRECT = (
     Gathered(12, 71, False, False),
     Gathered(68, 64, True, False),

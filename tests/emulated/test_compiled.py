@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.emulated.convolution import (
-    FILTERS,
     DIRECT,
+    FILTERS,
     GATHERED,
     NARROW,
     SPLITS,

@@ -69,6 +69,7 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("vae.conv_out", "sm_100a", "sm100", "few_filters does not run on"),
         ("odd.few_filters_dilated", HOPPER, "sm80", "here 4 output channels"),
         ("r2plus1d_18.stem.3@8", HOPPER, "unaligned", "gathered 3"),
+        ("r2plus1d_18.layer3.0.conv2.0.3@8", HOPPER, "unaligned", "gathered directly"),
         # Few pixels, on any GPU.
         (
             "odd.one_pixel",

@@ -603,9 +603,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Writes the configuration on one line."""
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
-        var gathered = String(
-            t" gathered {self.num_gather_stages}"
-        ) if self.gathers() else ""
+        var gathered = String("")
+        if self.gathers_directly():
+            gathered = " gathered directly"
+        elif self.gathers():
+            gathered = String(t" gathered {self.num_gather_stages}")
         writer.write(
             t"{self.block_tile_shape[0]}x{self.block_tile_shape[1]}{order} {schedule} {self.consumers},"
             t" cluster {self.cluster_shape[0]}x{self.cluster_shape[1]}, halo"
