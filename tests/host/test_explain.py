@@ -69,7 +69,6 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
         ("vae.conv_out", "sm_100a", "sm100", "few_filters does not run on"),
         ("odd.few_filters_dilated", HOPPER, "sm80", "here 4 output channels"),
         ("r2plus1d_18.stem.3@8", HOPPER, "unaligned", "gathered 3"),
-        ("r2plus1d_18.layer3.0.conv2.0.3@8", HOPPER, "unaligned", "gathered directly"),
         # Few pixels, on any GPU.
         (
             "odd.one_pixel",
@@ -143,6 +142,15 @@ def test_stems_are_cut_for_every_multiprocessor(conv: str, stride: int, words: s
     problem = parse_problem(conv, stride=stride, padding=padding)
     chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)
     assert chosen == "stem" and words in reason, reason
+
+
+def test_halves_of_chunks_go_straight_into_rings_where_nothing_is_fused_behind() -> None:
+    problem = find_problem("r2plus1d_18.layer3.0.conv2.0.3@8").problem
+    for fused, words in ((False, "gathered directly"), (True, "gathered 3")):
+        chosen, reason = explain_choice(
+            problem, dtype="bfloat16", device=HOPPER, fused_output=fused
+        )
+        assert chosen == "unaligned" and words in reason, reason
 
 
 def test_the_kernel_whose_model_says_less_is_chosen() -> None:
