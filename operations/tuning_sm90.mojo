@@ -17,12 +17,15 @@ from .nvidia.limits import (
     PATTERN_BYTES,
     WARPGROUP,
 )
+from .nvidia.pipeline.async_copy import PIECE_BYTES
 from .nvidia.pipeline.barrier import BARRIER_BYTES
 from .nvidia.pipeline.chunks import CHUNK_BYTES
 from .nvidia.sm90.gemm.config import (
     COPIED_BYTES,
+    DIRECT,
     ENTRY_BYTES,
     GATHERED_ROWS,
+    HELD_STAGES,
     MAX_COLUMNS,
     SPARE_REGISTERS,
     SPLIT_COUNTS,
@@ -136,6 +139,8 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
         facts.add("chunk_bytes", CHUNK_BYTES)
         facts.add("gathered_bytes", COPIED_BYTES + ENTRY_BYTES)
         facts.add("gathered_rows", GATHERED_ROWS)
+        facts.add("direct", DIRECT)
+        facts.add("held_stages", HELD_STAGES)
         facts.add("sum_bytes", SUM_BYTES)
         facts.add("warpgroup", WARPGROUP)
         facts.add("mma_m", MMA_M)
@@ -161,6 +166,10 @@ struct TunedGemm[*, unaligned: Bool](TunedKernel):
         facts.add(
             "has_chunks",
             Int(self.table.problem.channels * bytes % COPY_BYTES == 0),
+        )
+        facts.add(
+            "has_pieces",
+            Int(self.table.problem.channels * bytes % PIECE_BYTES == 0),
         )
         facts.add("steps", traversal.steps())
         facts.add("taps_w", traversal.filter[2])

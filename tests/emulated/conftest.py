@@ -8,6 +8,7 @@ import pytest
 from tests import ptx
 from tests.emulated.convolution import (
     CHANNELS,
+    DIRECT,
     FILTERS,
     GATHERED,
     HEIGHT,
@@ -89,6 +90,18 @@ def gathered(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, Gat
 def gathered_split(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
     """One of them whose blocks share a tile's sum, for each number of ``SPLITS``."""
     return launches(tmp_path_factory, "gathered-split")
+
+
+@pytest.fixture(scope="session")
+def direct(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Kernel, Gathered]]:
+    """A candidate whose threads load straight into the rings, with what it convolves."""
+    return list(zip(launches(tmp_path_factory, "direct"), DIRECT, strict=True))
+
+
+@pytest.fixture(scope="session")
+def direct_split(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
+    """The same where blocks share a tile's sum, for each number of ``SPLITS``."""
+    return launches(tmp_path_factory, "direct-split")
 
 
 @pytest.fixture(scope="session")

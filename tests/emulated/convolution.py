@@ -64,6 +64,13 @@ GATHERED = (
     Gathered(131, 129, True, True),
 )
 
+#: The same of pixels that begin at multiples of 8 bytes, copied straight into the rings.
+DIRECT = (
+    Gathered(12, 71, False, False),
+    Gathered(68, 64, True, False),
+    Gathered(132, 129, True, True),
+)
+
 #: In a candidate's line, between its name and what a launch passes.
 NUMBERS = 10
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.emulated.convolution import (
+    DIRECT,
     FILTERS,
     GATHERED,
     NARROW,
@@ -149,11 +150,26 @@ def test_hopper_kernel_shares_sums_of_gathered_rows(gathered_split: list[Kernel]
         assert np.array_equal(run(kernel, operands, 0), operands.expected())
 
 
+def test_hopper_kernel_copies_pieces_straight_into_its_rings(
+    direct: list[tuple[Kernel, Gathered]],
+) -> None:
+    for seed, (kernel, given) in enumerate(direct):
+        assert gathers(kernel, given, seed), (kernel.index, given)
+
+
+def test_hopper_kernel_shares_sums_of_pieces(direct_split: list[Kernel]) -> None:
+    operands = Operands.random(0, channels=DIRECT[-1].channels)
+    for kernel, count in zip(direct_split, SPLITS, strict=True):
+        assert kernel.cluster == count
+        assert np.array_equal(run(kernel, operands, 0), operands.expected())
+
+
+@pytest.mark.parametrize("ways", ["gathered", "direct"])
 def test_what_lies_beside_a_gathered_row_is_not_read(
-    gathered: list[tuple[Kernel, Gathered]],
+    ways: str, request: pytest.FixtureRequest
 ) -> None:
     """A pixel that is not finite spoils its own outputs and no others."""
-    kernel, given = gathered[0]
+    kernel, given = request.getfixturevalue(ways)[0]
     operands = given.draw(0)
     operands.activation[3, 4] = np.inf
     operands.filter[operands.filter == 0] = 1

@@ -144,6 +144,15 @@ def test_stems_are_cut_for_every_multiprocessor(conv: str, stride: int, words: s
     assert chosen == "stem" and words in reason, reason
 
 
+def test_halves_of_chunks_go_straight_into_rings_where_nothing_is_fused_behind() -> None:
+    problem = find_problem("r2plus1d_18.layer3.0.conv2.0.3@8").problem
+    for fused, words in ((False, "gathered directly"), (True, "gathered 3")):
+        chosen, reason = explain_choice(
+            problem, dtype="bfloat16", device=HOPPER, fused_output=fused
+        )
+        assert chosen == "unaligned" and words in reason, reason
+
+
 def test_the_kernel_whose_model_says_less_is_chosen() -> None:
     problem = parse_problem("1x14x14x64:64x1x1")
     chosen, reason = explain_choice(problem, dtype="bfloat16", device=HOPPER)

@@ -14,7 +14,8 @@ each number of `ODD` filters, 3x3 and `POINTWISE` times the height: plain, with 
 residual, of which `BETA` times is added, and with SiLU too. Then, for each of
 `GATHERED`, a line for each of `GATHERED_CHANNELS` and `GATHERED_FILTERS`: plain,
 with a residual, with SiLU too;
-and of the last one, plain, a line for each of `SPLITS`. Then lines of `ENDED`, bare
+and of the last one, plain, a line for each of `SPLITS`; before it the same lines of
+`DIRECT_GATHER`, of `DIRECT_CHANNELS`. Then lines of `ENDED`, bare
 and with SiLU and a residual. Then `PAIRED`, and a line for a filter of one tap,
 `POINTWISE` times the height and the filters, and one for that height alone. Then
 `SPLIT`, and a line for each number of blocks
@@ -78,6 +79,12 @@ multiples of 2 and of 4 bytes."""
 
 comptime GATHERED_FILTERS = [71, 64, 129]
 """Of the same convolutions."""
+
+comptime DIRECT_GATHER = [35]
+"""Candidates whose threads load straight into the rings."""
+
+comptime DIRECT_CHANNELS = [12, 68, 132]
+"""As `GATHERED_CHANNELS`, of pixels that begin at multiples of 8 bytes."""
 
 comptime ENDED = [12, 17]
 """Candidates whose tiles end within a sub-tile of filters: a block alone, and two
@@ -405,6 +412,41 @@ def main() raises:
                 MULTIPROCESSORS,
                 has_residual=way > 0,
                 activation=ACTIVATION_SILU if way == 2 else ACTIVATION_NONE,
+            )
+    comptime for i in range(len(DIRECT_GATHER)):
+        comptime index = materialize[DIRECT_GATHER]()[i]
+        emit_kernel[index, Output]()
+        for way in range(3):
+            print_launch[index](
+                "direct",
+                problem_of(
+                    POINTWISE * height,
+                    width,
+                    materialize[DIRECT_CHANNELS]()[way],
+                    materialize[GATHERED_FILTERS]()[way],
+                    3,
+                ),
+                output,
+                has_bias,
+                MULTIPROCESSORS,
+                has_residual=way > 0,
+                activation=ACTIVATION_SILU if way == 2 else ACTIVATION_NONE,
+            )
+        comptime for i in range(len(SPLITS)):
+            comptime count = materialize[SPLITS]()[i]
+            print_launch[index](
+                "direct-split",
+                problem_of(
+                    height,
+                    width,
+                    materialize[DIRECT_CHANNELS]()[2],
+                    filters,
+                    3,
+                ),
+                output,
+                has_bias,
+                MULTIPROCESSORS,
+                count,
             )
     comptime shared = materialize[GATHERED]()[2]
     comptime for i in range(len(SPLITS)):

@@ -7,6 +7,9 @@ from ...conv.memory import Reads
 from ..tma.copy import SharedAddress
 from .chunks import CHUNK_BYTES
 
+comptime PIECE_BYTES = 8
+"""Of a copy of half a chunk."""
+
 
 @always_inline
 def copy_chunk(to: SharedAddress, from_: Reads, exists: Bool):
@@ -41,6 +44,23 @@ def copy_part(to: SharedAddress, address: UInt64, bytes: UInt32):
         NoneType,
         constraints="r,l,r,~{memory}",
     ](to, address, bytes)
+
+
+@always_inline
+def copy_piece(to: SharedAddress, address: UInt64, exists: Bool):
+    """Starts copying `PIECE_BYTES` to shared memory; zeros if there are none.
+    Both addresses are multiples of as many.
+
+    Args:
+        to: Where to.
+        address: Where from; not read unless `exists`.
+        exists: Whether there is something to copy.
+    """
+    inlined_assembly[
+        "cp.async.ca.shared.global [$0], [$1], 8, $2;",
+        NoneType,
+        constraints="r,l,r,~{memory}",
+    ](to, address, UInt32(PIECE_BYTES) if exists else UInt32(0))
 
 
 @always_inline

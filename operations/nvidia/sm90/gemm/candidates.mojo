@@ -5,7 +5,7 @@ from std.utils import IndexList
 from ....conv.known import NARROW_FILTERS
 from ....conv.operands import OperandTypes
 from ...split_k import MAX_SPLIT_K
-from .config import Sm90Config
+from .config import DIRECT, Sm90Config
 from .epilogue_config import MATRIX_ROWS, SUBTILE_FILTERS, EpilogueConfig
 
 
@@ -122,6 +122,7 @@ def _rows(
     stationary: Bool = False,
     swapped: Bool = True,
     gathers: Bool = False,
+    directly: Bool = False,
 ) -> Sm90Config:
     """A configuration; TMA stores what it loads, but for tiles with a halo.
 
@@ -136,7 +137,9 @@ def _rows(
         stationary: As the field.
         swapped: As the field.
         gathers: Whether threads load, and not TMA.
+        directly: Whether these load straight into the rings.
     """
+    var gathered = DIRECT if directly else GATHER_STAGES
     return Sm90Config(
         block_tile_shape=IndexList[2](tile[0], tile[1]),
         cluster_shape=IndexList[3](cluster[0], cluster[1], cluster[2]),
@@ -146,7 +149,7 @@ def _rows(
         halo=halo,
         num_act_pipeline_stages=stages[0],
         num_filter_pipeline_stages=stages[1],
-        num_gather_stages=GATHER_STAGES if gathers else 0,
+        num_gather_stages=gathered if gathers else 0,
         stationary=stationary,
         unaligned=gathers,
         epilogue=EpilogueConfig(
@@ -402,6 +405,26 @@ def _unaligned_candidates() -> List[Candidate]:
         Candidate(
             _unaligned(NARROW_HALO_SPLIT),
             correction=NARROW_HALO_SPLIT_CORRECTION,
+        ),
+        Candidate(
+            _rows(
+                (96, 128),
+                (6, 6, 2),
+                cluster=SPLIT_K,
+                gathers=True,
+                directly=True,
+                subtile_pixels=32,
+            ),
+        ),
+        Candidate(
+            _rows(
+                (64, 128),
+                (7, 7, 2),
+                cluster=SPLIT_K,
+                gathers=True,
+                directly=True,
+                subtile_pixels=16,
+            ),
         ),
     ]
 

@@ -33,6 +33,14 @@ comptime COPIED_BYTES = ROW_BYTES + CHUNK_BYTES
 comptime ENTRY_BYTES = 16
 """That say what it is."""
 
+comptime DIRECT = 1
+"""Of `num_gather_stages`: threads copy pieces of 8 bytes straight into the
+rings, of pixels that are multiples of as many."""
+
+comptime HELD_STAGES = 2
+"""Stages of a ring that consumers may be reading while copies into the others are
+under way."""
+
 comptime GATHERED_ROWS = WARPGROUP // (ROW_BYTES // CHUNK_BYTES)
 """Rows that a warpgroup moves at once, a chunk a thread."""
 
@@ -82,7 +90,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     var num_filter_pipeline_stages: Int
     var num_gather_stages: Int
     """Stages of rows that threads have begun to copy, and shift into the rings,
-    of pixels and filters of any bytes; 0: TMA loads."""
+    of pixels and filters of any bytes; `DIRECT`: nothing is shifted; 0: TMA
+    loads."""
     var stationary: Bool
     """Whether it is known when compiling that the filter ring holds the whole
     filter, loaded once: for problems whose filters fit one tile. Others may
@@ -101,6 +110,10 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
     def gathers(self) -> Bool:
         """Whether threads load, and not TMA."""
         return self.num_gather_stages > 0
+
+    def gathers_directly(self) -> Bool:
+        """Whether threads copy straight into the rings."""
+        return self.num_gather_stages == DIRECT
 
     def gatherers(self) -> Int:
         """Warpgroups that load: one fills the ring of activations, one that of
@@ -315,6 +328,8 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         Args:
             rows: Of a stage.
         """
+        if self.gathers_directly():
+            return 0
         return self.num_gather_stages * rows * (COPIED_BYTES + ENTRY_BYTES)
 
     def gather_bytes(self) -> Int:
@@ -501,10 +516,13 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
                 "num_gather_stages: threads load for one block, a tap at a"
                 " time, without a stationary filter"
             )
-        if self.num_gather_stages < 2:
+        if self.gathers_directly() and (
+            min(self.num_act_pipeline_stages, self.num_filter_pipeline_stages)
+            <= HELD_STAGES
+        ):
             return String(
-                t"num_gather_stages: {self.num_gather_stages} is under 2:"
-                t" copies run ahead by one stage at least"
+                t"num_act_pipeline_stages, num_filter_pipeline_stages: copies"
+                t" run ahead in more than {HELD_STAGES}"
             )
         for axis in range(2):
             var rows = self.block_tile_shape[axis]
@@ -585,9 +603,11 @@ struct Sm90Config(ImplicitlyCopyable, Movable, Writable):
         """Writes the configuration on one line."""
         var schedule = "cooperative" if self.cooperative else "ping-pong"
         var order = " swapped" if self.swapped else ""
-        var gathered = String(
-            t" gathered {self.num_gather_stages}"
-        ) if self.gathers() else ""
+        var gathered = String("")
+        if self.gathers_directly():
+            gathered = " gathered directly"
+        elif self.gathers():
+            gathered = String(t" gathered {self.num_gather_stages}")
         writer.write(
             t"{self.block_tile_shape[0]}x{self.block_tile_shape[1]}{order} {schedule} {self.consumers},"
             t" cluster {self.cluster_shape[0]}x{self.cluster_shape[1]}, halo"

@@ -158,9 +158,21 @@ trait StageRows(TrivialRegisterPassable):
         """
         ...
 
-    def element(self, geometry: TileGeometry, tap: Tap) -> Int:
-        """The first element of the lane's row at a step of the sum, or -1 if
-        the row is zeros.
+    def start(self) -> Int:
+        """The element of the lane's row that a step's offset counts from."""
+        ...
+
+    def offset(self, geometry: TileGeometry, tap: Tap) -> Int:
+        """From there to the first element of a step, the same for all rows.
+
+        Args:
+            geometry: The problem.
+            tap: The step.
+        """
+        ...
+
+    def exists(self, geometry: TileGeometry, tap: Tap) -> Bool:
+        """Whether the lane's row at a step of the sum is no zeros.
 
         Args:
             geometry: The problem.
@@ -209,18 +221,28 @@ struct PixelRows[config: Sm90Config](StageRows, TrivialRegisterPassable):
         )
 
     @always_inline
-    def element(self, geometry: TileGeometry, tap: Tap) -> Int:
+    def start(self) -> Int:
+        return self.pixel * Int(self.gather.channels)
+
+    @always_inline
+    def offset(self, geometry: TileGeometry, tap: Tap) -> Int:
+        var pixels = self._index(
+            Int(tap.d * geometry.dilation_d),
+            Int(tap.h * geometry.dilation_h),
+            Int(tap.w * geometry.dilation_w),
+        )
+        return pixels * Int(self.gather.channels) + tap.channel(geometry)
+
+    @always_inline
+    def exists(self, geometry: TileGeometry, tap: Tap) -> Bool:
         var w = tap.w * geometry.dilation_w
         var h = tap.h * geometry.dilation_h
         var d = tap.d * geometry.dilation_d
-        var inside = (
+        return (
             UInt32(self.w) + w < self.gather.width
             and UInt32(self.h) + h < self.gather.height
             and UInt32(self.d) + d < self.gather.depth
         )
-        var pixel = self.pixel + self._index(Int(d), Int(h), Int(w))
-        var first = pixel * Int(self.gather.channels) + tap.channel(geometry)
-        return first if inside else -1
 
     @always_inline
     def _index(self, plane: Int, h: Int, w: Int) -> Int:
@@ -257,10 +279,18 @@ struct FilterRows[config: Sm90Config](StageRows, TrivialRegisterPassable):
             self.first = Int(filter) * Int(taps) * self.channels
 
     @always_inline
-    def element(self, geometry: TileGeometry, tap: Tap) -> Int:
-        var within = Int(tap.position(geometry)) * self.channels
-        var first = self.first + within + tap.channel(geometry)
-        return first if self.first >= 0 else -1
+    def start(self) -> Int:
+        return self.first
+
+    @always_inline
+    def offset(self, geometry: TileGeometry, tap: Tap) -> Int:
+        return Int(tap.position(geometry)) * self.channels + tap.channel(
+            geometry
+        )
+
+    @always_inline
+    def exists(self, geometry: TileGeometry, tap: Tap) -> Bool:
+        return self.first >= 0
 
 
 struct Gather[
@@ -473,9 +503,9 @@ struct Gather[
     def _row_entry(self, geometry: TileGeometry) -> RowEntry:
         """What to copy for the lane's row of a step."""
         comptime size = UInt32(size_of[Self.dtype]())
-        var element = self.rows.element(geometry, self.tap)
-        if element < 0:
+        if not self.rows.exists(geometry, self.tap):
             return RowEntry(self.data, 0, 0)
+        var element = self.rows.start() + self.rows.offset(geometry, self.tap)
         var first = UInt32(self.tap.channel(geometry))
         var channels = min(self.channels - first, geometry.slice_channels)
         var address = self.data + UInt64(element) * UInt64(size)

@@ -41,6 +41,7 @@ from .config import Sm90Config
 from .epilogue import CollectiveEpilogue
 from .epilogue_buffers import FIRST_NAME
 from .gather import FilterRows, Gather, GatherGeometry, PixelRows
+from .gather_direct import DirectGather
 from .mma import Accumulators, sum_type_of
 from .producers import (
     keeps_filters,
@@ -262,30 +263,43 @@ struct ConvKernel[
             )
         else:
             warpgroup_reg_dealloc[Self.config.gatherer_registers()]()
+            var pixels = PixelRows[Self.config](gather)
+            var filters = FilterRows[Self.config](gather)
             if group == consumers + 1:
-                var pixels = Gather[config=Self.config](
-                    activation,
-                    PixelRows[Self.config](gather),
-                    storage.activation,
-                    geometry,
-                    gather,
-                    storage.copied_pixels,
-                    thread,
-                )
-                pixels.fill(geometry, keeps=False)
+                comptime if Self.config.gathers_directly():
+                    var ring = DirectGather[config=Self.config](
+                        activation, pixels, storage.activation, gather, thread
+                    )
+                    ring.fill(geometry, keeps=False)
+                else:
+                    var ring = Gather[config=Self.config](
+                        activation,
+                        pixels,
+                        storage.activation,
+                        geometry,
+                        gather,
+                        storage.copied_pixels,
+                        thread,
+                    )
+                    ring.fill(geometry, keeps=False)
             else:
-                var filters = Gather[config=Self.config](
-                    filter,
-                    FilterRows[Self.config](gather),
-                    storage.filter,
-                    geometry,
-                    gather,
-                    storage.copied_filters,
-                    thread,
-                )
-                filters.fill(
-                    geometry, keeps=keeps_filters[Self.config](geometry)
-                )
+                var keeps = keeps_filters[Self.config](geometry)
+                comptime if Self.config.gathers_directly():
+                    var ring = DirectGather[config=Self.config](
+                        filter, filters, storage.filter, gather, thread
+                    )
+                    ring.fill(geometry, keeps=keeps)
+                else:
+                    var ring = Gather[config=Self.config](
+                        filter,
+                        filters,
+                        storage.filter,
+                        geometry,
+                        gather,
+                        storage.copied_filters,
+                        thread,
+                    )
+                    ring.fill(geometry, keeps=keeps)
 
     @staticmethod
     @always_inline

@@ -12,6 +12,7 @@ from ...epilogue.params import visitor_refusal as refusal_of_visitor
 from ...geometry import LIMIT
 from ...im2col.traversal import Traversal
 from ...limits import MAX_INDEX
+from ...pipeline.async_copy import PIECE_BYTES
 from .config import Sm90Config
 from .epilogue_config import (
     COLUMN_FILTERS,
@@ -61,7 +62,7 @@ def problem_refusal(
         refusal = traversal.output_refusal(bytes)
     if not refusal:
         refusal = _gather_refusal(
-            traversal
+            config, traversal
         ) if config.gathers() else traversal.refusal(config.halo)
     if not refusal:
         refusal = _halo_refusal(config, traversal)
@@ -139,7 +140,9 @@ def visitor_refusal[
     )
 
 
-def _gather_refusal(traversal: Traversal) -> Optional[String]:
+def _gather_refusal(
+    config: Sm90Config, traversal: Traversal
+) -> Optional[String]:
     """Why threads cannot load a problem's pixels."""
     if traversal.groups != 1:
         return String(
@@ -153,6 +156,23 @@ def _gather_refusal(traversal: Traversal) -> Optional[String]:
                 t" {traversal.span(axis)} along {axis_name(axis)}; threads load"
                 t" with coordinates of 30 bits"
             )
+    if not config.gathers_directly():
+        return None
+    var bytes = traversal.channels * traversal.channel_bytes
+    if bytes % PIECE_BYTES != 0:
+        return String(
+            t"threads copy pieces of {PIECE_BYTES} bytes straight into rings;"
+            t" here pixels of {bytes}"
+        )
+    var pixels = traversal.images
+    for axis in range(SPATIAL):
+        pixels *= traversal.input[axis] + traversal.span(axis)
+    pixels = max(pixels, traversal.filters * traversal.taps())
+    if pixels * bytes // PIECE_BYTES >= MAX_INDEX:
+        return String(
+            t"{pixels} pixels of {bytes} bytes; pieces of {PIECE_BYTES} bytes"
+            t" are counted with 31 bits"
+        )
     return None
 
 

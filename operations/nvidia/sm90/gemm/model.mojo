@@ -92,6 +92,9 @@ comptime PAIRED_STEP_CYCLES = 352.0
 comptime GATHERED_ROW_CYCLES = 9.4
 """To load a row of a stage by threads, whatever it has of channels."""
 
+comptime DIRECT_ROW_CYCLES = 5.5
+"""The same of rows that are copied straight into the ring."""
+
 comptime GATHERED_TILE_CYCLES = 800.0
 """Of a tile whose rows threads load, to find them."""
 
@@ -317,6 +320,8 @@ def _step_cycles(
         var rows = Float64(config.block_tile_shape[0])
         if not keeps_filters:
             rows += Float64(config.block_tile_shape[1])
+        if config.gathers_directly():
+            return max(step, DIRECT_ROW_CYCLES * rows)
         return max(step, GATHERED_ROW_CYCLES * rows)
     if config.consumers == 1 and config.cluster_size() > 1:
         step = max(step, PAIRED_STEP_CYCLES)

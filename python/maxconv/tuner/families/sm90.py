@@ -131,7 +131,15 @@ def _rings(model: Model, workload: Workload) -> None:
     gathers = not facts["has_chunks"]
     candidates(model, ACT_STAGES, range(2, 13), "ring of activations")
     candidates(model, FILTER_STAGES, range(2, 17), "ring of filters")
-    candidates(model, GATHER_STAGES, (2, 3, 4) if gathers else (0,), "rows that threads copy")
+    direct = facts["direct"]
+    copied = ((direct,) if facts["has_pieces"] else ()) + (2, 3, 4)
+    candidates(model, GATHER_STAGES, copied if gathers else (0,), "rows that threads copy")
+    table(model, "copied_stages", GATHER_STAGES, lambda v: 0 if v == direct else v)
+    if gathers:
+        # Consumers read some of the stages that copies go straight into.
+        is_direct = table(model, "gathers_directly", GATHER_STAGES, lambda v: int(v == direct))
+        for ring in (ACT_STAGES, FILTER_STAGES):
+            bounded_if(model, ring, is_direct, facts["held_stages"] + 1, None)
     candidates(model, "stationary", (0,) if gathers else _BOOLEAN, "the ring holds the filter")
     candidates(model, "unaligned", (facts["unaligned"],), "pixels are no multiples of 16 bytes")
     stationary = "stationary"
@@ -182,7 +190,7 @@ def _memory(model: Model, workload: Workload) -> None:
     product(model, "act_ring_bytes", ACT_STAGES, "act_stage_pixels", row)
     product(model, "filter_ring_bytes", FILTER_STAGES, N, row)
     total(model, "gathered_rows", M, N)
-    product(model, "copied_bytes", GATHER_STAGES, "gathered_rows", facts["gathered_bytes"])
+    product(model, "copied_bytes", "copied_stages", "gathered_rows", facts["gathered_bytes"])
     rounded_up(model, "gather_bytes", "copied_bytes", pattern)
     outputs = table(
         model, "output_buffers", "epilogue.reuse_c", lambda v: 0 if v else OUTPUT_STAGES
