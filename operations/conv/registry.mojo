@@ -496,7 +496,7 @@ def _compiled_without(kernel: Int) -> Error:
 
 
 def _is_asked(kernel: Int, asked: Int) -> Bool:
-    """Whether a call that asks for a kernel may run another one, or this."""
+    """Whether a call that asks for `asked` may run a kernel."""
     return asked == KERNEL_AUTO or asked == ANY_KERNEL or asked == kernel
 
 

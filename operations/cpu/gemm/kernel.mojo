@@ -324,6 +324,7 @@ def _run_group(
     complete."""
     ref problem = params.problem
     var is_last = columns.end == params.blocking.products
+    var is_short = columns.end - columns.begin < LONG_DEPTH
     var width = params.blocking.tile_panels()
     var panels = params.blocking.stored_panels()
     var stores = is_last and Bool(params.stored)
@@ -349,19 +350,14 @@ def _run_group(
                     together = _tiles_in_line(
                         tiles, places, i, behind, operand.row_stride
                     )
+                # The others' outputs are asked for while they are multiplied. A
+                # short multiply does not wait for memory: a tile earlier then.
+                var asked = i + together if is_short else i
                 for at in range(panel, end, width):
                     var last = min(at + width, end)
-                    if is_last:
-                        _prefetch_output(
-                            params,
-                            task,
-                            columns,
-                            tiles,
-                            group,
-                            at,
-                            last,
-                            i,
-                            together,
+                    if is_last and asked < task.tiles:
+                        params.output.prefetch(
+                            problem, _output_tile(tiles[asked], group, at, last)
                         )
                     var filters = group.of_panels(at, last)
                     var own = StoredRows.none()
@@ -420,31 +416,6 @@ def _tiles_in_line(
         ):
             return i - first
     return behind - first
-
-
-@always_inline
-def _prefetch_output(
-    params: GemmParams,
-    task: Task,
-    columns: Columns,
-    tiles: Array[RowTile, MAX_BLOCK_TILES],
-    group: GroupFilters,
-    panel: Int,
-    end: Int,
-    index: Int,
-    together: Int,
-):
-    """Asks for the outputs of the tile at `index`, before its last slice. Those of
-    the others that are multiplied with it are asked for meanwhile."""
-    # A short multiply does not wait for memory: a tile earlier then.
-    var next = index
-    if columns.end - columns.begin < LONG_DEPTH:
-        next += together
-        if next == task.tiles:
-            return
-    params.output.prefetch(
-        params.problem, _output_tile(tiles[next], group, panel, end)
-    )
 
 
 @always_inline
