@@ -9,7 +9,6 @@ from .conv.operands import Device, Operands
 from .conv.panels import chunk_products
 from .conv.problem import ConvProblem
 from .cpu.dot.candidates import (
-    MAX_BLOCK_BYTES,
     Extents,
     access_refusal,
     block_bytes,
@@ -18,7 +17,7 @@ from .cpu.dot.candidates import (
 )
 from .cpu.dot.cut import DotCut
 from .cpu.dot.launch import DotProduct
-from .cpu.dot.mma import DotUnit
+from .cpu.dot.mma import MAX_BLOCK_BYTES, DotUnit
 from .cpu.dot.scheduler import (
     ACCESS_GATHER,
     ACCESS_IMAGE,

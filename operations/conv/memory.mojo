@@ -35,6 +35,20 @@ def sum_type(dtype: DType) -> DType:
     return DType.int32 if dtype.is_integral() else DType.float32
 
 
+def bits_type(dtype: DType) -> DType:
+    """The type that values are moved as. Vectors of half floats are filled,
+    selected and sliced as integers: where the CPU does not add in their type,
+    the compiler converts each element to float32 and back.
+
+    Args:
+        dtype: Of the values.
+
+    Returns:
+        `uint16` of half floats, otherwise `dtype`.
+    """
+    return DType.uint16 if dtype.is_half_float() else dtype
+
+
 @always_inline
 def operand(tensor: ManagedTensorSlice) -> Reads[tensor.dtype]:
     """The elements of an op's operand, which outlive the op's call.

@@ -22,6 +22,19 @@ struct FilterSums(ImplicitlyCopyable, Movable):
         return Self(Reads[DType.int32](unsafe_from_address=CACHE_LINE), 0, 0)
 
     @always_inline
+    def behind(self, panels: Int) -> Self:
+        """Those of later panels.
+
+        Args:
+            panels: How many lie in front.
+        """
+        return Self(
+            self.elements.unsafe_offset(panels * self.panel_stride),
+            self.panel_stride,
+            self.zero_point,
+        )
+
+    @always_inline
     def excess[
         dtype: DType, width: Int
     ](self, first: Int) -> SIMD[dtype, width]:

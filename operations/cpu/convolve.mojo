@@ -15,10 +15,10 @@ from ..conv.fields import (
 from ..conv.known import UNKNOWN_FILTER, KnownProblem
 from ..conv.memory import HostBuffer
 from ..conv.operands import Arguments, Device
-from ..conv.packing import pack_filter
 from ..conv.plans import Planned
 from ..conv.problem import ConvProblem, Geometry
 from ..conv.target import Target
+from .packing import pack_filter
 from .pages import ask_for_large_pages
 from .pool import CpuContext, MaxPool, Pool
 from .registry import CPU_REGISTRY, CpuRegistry
@@ -81,7 +81,7 @@ def convolve[
             problem.packed_length(Call.Source.dtype)
         )
         var elements = memory.value().elements
-        pack_filter(problem, layout, arguments.filter, elements)
+        pack_filter(pool, problem, layout, arguments.filter, elements)
         packed.filter = elements.as_imm()
     CpuRegistry[P].launch[
         capability=0, kernels=kernels, known=UNKNOWN_FILTER, scaled=scaled

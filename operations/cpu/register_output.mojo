@@ -2,10 +2,11 @@
 each vector: in memory, channels last, of the activation's own type."""
 
 from std.collections import Optional
+from std.memory import bitcast
 from std.sys.info import size_of
 from std.sys.intrinsics import PrefetchOptions, masked_load, prefetch
 
-from ..conv.memory import CACHE_LINE, Reads, Writes
+from ..conv.memory import CACHE_LINE, Reads, Writes, bits_type
 from ..conv.operands import Arguments
 from ..conv.quantization import Steps
 from .form import (
@@ -43,8 +44,13 @@ def _load[
 ]:
     """Neighbouring elements, with `partial` those of a mask alone."""
     comptime if partial:
-        return masked_load[width](
-            elements.unsafe_offset(at), mask, SIMD[dtype, width](0)
+        comptime bits = bits_type(dtype)
+        return bitcast[dtype, width](
+            masked_load[width](
+                elements.unsafe_offset(at).unsafe_bitcast[Scalar[bits]](),
+                mask,
+                SIMD[bits, width](0),
+            )
         ).cast[DType.float32]()
     else:
         return elements.unsafe_load[width=width, alignment=1](at).cast[

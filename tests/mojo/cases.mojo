@@ -11,7 +11,7 @@ from std.utils import IndexList
 
 from operations.conv.fields import LAYOUT_KRSC
 from operations.conv.memory import Writes
-from operations.conv.packing import FilterStrides
+from operations.cpu.packing import FilterStrides
 from operations.conv.problem import SPATIAL, ConvProblem
 
 comptime GUARD = 64

@@ -34,7 +34,6 @@ from operations.conv.fields import (
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.memory import HostBuffer, Writes
 from operations.conv.operands import Arguments, Device
-from operations.conv.packing import pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.quantization import Quantization
 from operations.conv.kernel import kernel_name
@@ -48,6 +47,7 @@ from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
 from operations.cpu.dot.vectors import Avx512Vnni, AvxVnni
 from operations.cpu.dot.widening import Widening
+from operations.cpu.packing import pack_filter
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
 from operations.cpu.winograd.candidates import Cuts as WinogradCuts
@@ -205,7 +205,7 @@ def check[
     var memory = HostBuffer[out_type](count + 2 * GUARD)
     fill(x.elements, x_count, BYTES, lowest[in_type]() + BYTES // 2)
     fill(raw.elements, p.filters * p.gemm_k(), BYTES)
-    pack_filter(p, spec.layout, raw.elements.as_imm(), packed.elements)
+    pack_filter(pool, p, spec.layout, raw.elements.as_imm(), packed.elements)
     for i in range(p.filters):
         scale.elements[unsafe_offset=i] = scale_of(i)
         bias.elements[unsafe_offset=i] = bias_of(i)

@@ -50,7 +50,6 @@ from operations.conv.interleave import BlockLayout, Interleaved
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.memory import HostBuffer, Writes
 from operations.conv.operands import Arguments, Device
-from operations.conv.packing import pack_filter
 from operations.conv.problem import ConvProblem
 from operations.conv.quantization import Quantization, filter_dtype
 from operations.conv.kernel import kernel_name
@@ -63,6 +62,7 @@ from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
 from operations.cpu.dot.vectors import Avx512Bf16, Avx512Vnni, AvxVnni
 from operations.cpu.dot.widening import Widening
+from operations.cpu.packing import pack_filter
 from operations.cpu.pool import CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
 
@@ -338,7 +338,7 @@ def check_in[
     var scale = HostBuffer[DType.float32](p.filters)
     var bias = HostBuffer[DType.float32](p.filters)
     fill(raw.elements, p.filters * p.gemm_k(), modulus)
-    pack_filter(p, spec.layout, raw.elements.as_imm(), packed.elements)
+    pack_filter(pool, p, spec.layout, raw.elements.as_imm(), packed.elements)
     for i in range(p.filters):
         scale.elements[unsafe_offset=i] = scale_of(i)
         bias.elements[unsafe_offset=i] = bias_of(i)

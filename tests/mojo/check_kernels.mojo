@@ -39,7 +39,6 @@ from operations.conv.fields import (
 from operations.conv.known import UNKNOWN_FILTER
 from operations.conv.memory import CACHE_LINE, HostBuffer, Writes
 from operations.conv.operands import Arguments, Device, Operands, OperandTypes
-from operations.conv.packing import pack_filter
 from operations.conv.problem import SPATIAL, ConvProblem
 from operations.conv.kernel import kernel_name
 from operations.conv.registry import ALL_KERNELS
@@ -51,6 +50,7 @@ from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
 from operations.cpu.dot.vectors import Avx512Bf16
 from operations.cpu.gemm.launch import ImplicitGemm
+from operations.cpu.packing import pack_filter
 from operations.cpu.pool import Counter, CpuContext, MaxPool
 from operations.cpu.registry import CPU_REGISTRY
 from operations.cpu.winograd.candidates import Cuts
@@ -110,7 +110,7 @@ def check[
     fill(scale.elements, p.filters, 4)
     fill(bias.elements, p.filters, 5)
     fill(residual.elements, count, 11)
-    pack_filter(p, spec.layout, raw.elements.as_imm(), packed.elements)
+    pack_filter(pool, p, spec.layout, raw.elements.as_imm(), packed.elements)
     var activation = Activation(spec.activation, Float32(LOW), Float32(HIGH))
     var ends_clamped = spec.has_residual and spec.activation == ACTIVATION_CLAMP
     var epilogue = Epilogue[in_type, out_type](

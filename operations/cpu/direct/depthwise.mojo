@@ -16,7 +16,7 @@ from ...conv.operands import Arguments, Device, Operands, OperandTypes
 from ...conv.problem import ConvProblem
 from ..config import LANES, fused_input_refusal
 from ..epilogue import TileStore
-from ..features import AVX512_BF16, has_feature
+from ..features import has_fast_bfloat16_dots
 from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from .channels import Lanes
@@ -157,7 +157,7 @@ struct DepthwiseSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
             or not names_dot_tile()
         ):
             return False
-        if not has_feature(AVX512_BF16) or problem.dilation[2] != 1:
+        if not has_fast_bfloat16_dots() or problem.dilation[2] != 1:
             return False
         var filter = rebind[Reads[dtype]](self.filter)
         var columns = span.q_end - span.q

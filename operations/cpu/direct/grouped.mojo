@@ -18,7 +18,12 @@ from ...conv.problem import ConvProblem
 from ...conv.quantization import sums_refusal
 from ..config import fused_input_refusal
 from ..epilogue import TileStore
-from ..features import AMX_INT8, AVX512_BF16, AVX512_VNNI, has_feature
+from ..features import (
+    AMX_INT8,
+    AVX512_VNNI,
+    has_fast_bfloat16_dots,
+    has_feature,
+)
 from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from .cut import RowCut
@@ -141,7 +146,7 @@ struct GroupedSpans[filter_type: DType](ImplicitlyCopyable, SpanKernel):
                 and Self.filter_type == dtype
                 and names_dot_tile()
             ):
-                if has_feature(AVX512_BF16):
+                if has_fast_bfloat16_dots():
                     compute_span_of_groups[
                         dtype, Self.filter_type, width, True
                     ](row, self.filter, span, target)

@@ -287,14 +287,16 @@ def _copy_lines[
             var line = row.input(q, t, r)
             for pixel in range(pixels):
                 comptime if form.dot:
-                    var values = SIMD[form.line_type(), filters](0)
+                    comptime bits = DType.uint16
+                    var values = SIMD[bits, filters](0)
                     if line.contains(pixel):
-                        values = rebind[SIMD[form.line_type(), filters]](
-                            line.pixel(pixel).unsafe_load[
-                                width=filters, alignment=1
-                            ](channel)
+                        values = (
+                            line.pixel(pixel)
+                            .unsafe_offset(channel)
+                            .unsafe_bitcast[Scalar[bits]]()
+                            .unsafe_load[width=filters, alignment=1]()
                         )
-                    at.unsafe_store(values)
+                    at.unsafe_bitcast[Scalar[bits]]().unsafe_store(values)
                 else:
                     at.unsafe_store(
                         rebind[SIMD[form.line_type(), filters]](

@@ -14,7 +14,7 @@ from std.sys.info import CompilationTarget, size_of
 from ...conv.fields import KERNEL_AMX, PANEL
 from ...conv.memory import Reads, Writes
 from ...conv.panels import chunk_products
-from ..features import AMX_BF16, AMX_FP16, AMX_INT8
+from ..features import AMX_BF16, AMX_FP16, AMX_INT8, ANY_CPU, AVX512_BF16
 from ..unit import ONES, tile_outputs
 from .mma import (
     CHUNK_WORDS,
@@ -23,13 +23,29 @@ from .mma import (
     FilterTile,
     OutputLines,
     Sums,
+    TileOutput,
 )
+from .register_store import store_from_memory
+from .vectors import Avx512Bf16, Avx512Vnni
 
 comptime TILE_ROWS = 16
 """Rows of a tile."""
 
 comptime TILE_BYTES = 64
 """Bytes of a row."""
+
+comptime TOGETHER_BYTES = 1024 * 1024
+"""Packed filter that stays in L2, which has 2 MiB on every CPU with AMX. A register
+tile reads as many bytes of filters as of activations, so that either may come from
+there; this way the outputs of a pixel are written one behind the other."""
+
+comptime MATRIX_WAYS = 16
+"""Lines of a set of L1 that pixels of a register tile may take: its 12 ways hold
+them with few misses, which a copy costs more than."""
+
+comptime BLOCK_BYTES = 128 * 1024
+"""Activations of a block that filters in L2 are multiplied by: a larger one leaves
+less of L2 to them, and saves nothing."""
 
 comptime _FIRST_ACTIVATION = 4
 """The first of the two tiles of activations; sums are in front of them."""
@@ -77,6 +93,16 @@ def _load[tile: Int](elements: Reads, stride: Int):
     """Loads a tile, whose rows lie `stride` bytes apart."""
     inlined_assembly[
         "tileloadd ($0,$1,1), %tmm" + String(tile),
+        NoneType,
+        constraints="r,r,~{memory}",
+    ](elements, stride)
+
+
+@always_inline
+def _load_once[tile: Int](elements: Reads, stride: Int):
+    """The same of what is read once, so that it should not stay in L1."""
+    inlined_assembly[
+        "tileloaddt1 ($0,$1,1), %tmm" + String(tile),
         NoneType,
         constraints="r,r,~{memory}",
     ](elements, stride)
@@ -153,7 +179,7 @@ def _multiply_tile[
         )
         comptime for p in range(panels):
             comptime register = _FIRST_FILTER + p % 2
-            _load[register](
+            _load_once[register](
                 panel.unsafe_offset(p * filter.panel_stride), TILE_BYTES
             )
             comptime for tile in range(tiles):
@@ -188,6 +214,9 @@ struct Amx(DotUnit):
     comptime panels = 2
     comptime single_panels = 4
     comptime step_words = CHUNK_WORDS
+    comptime together_bytes = TOGETHER_BYTES
+    comptime matrix_ways = MATRIX_WAYS
+    comptime block_bytes = BLOCK_BYTES
 
     @staticmethod
     def feature(dtype: DType) -> Optional[Int]:
@@ -208,6 +237,27 @@ struct Amx(DotUnit):
         comptime if CompilationTarget.is_x86():
             return None
         return String("amx: the compiler's target is no x86")
+
+    @staticmethod
+    def sum_store_feature(dtype: DType) -> Optional[Int]:
+        """See `DotUnit`: integers take AVX-512 alone, which the compiler knows
+        of and every CPU with AMX has."""
+        comptime if CompilationTarget.has_avx512f():
+            if dtype == DType.bfloat16:
+                return AVX512_BF16
+            if dtype == DType.int8 or dtype == DType.uint8:
+                return ANY_CPU
+        return None
+
+    @staticmethod
+    def store_sums[
+        dtype: DType
+    ](sums: Sums, rows: Int, tile: TileOutput[dtype]):
+        # What the vector units multiply with is not asked for.
+        comptime if dtype == DType.bfloat16:
+            store_from_memory[Avx512Bf16, dtype](sums, rows, tile)
+        comptime if dtype.is_integral():
+            store_from_memory[Avx512Vnni, dtype](sums, rows, tile)
 
     @staticmethod
     def begin() -> Int:

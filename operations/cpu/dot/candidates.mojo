@@ -15,7 +15,7 @@ from ..gemm.scheduler import gathered_stride
 from ..gemm.tile_io import copy_width
 from .edges import inside_share
 from .few_filters import few_filters
-from .mma import CHUNK_WORDS, DotUnit
+from .mma import CHUNK_WORDS, MAX_BLOCK_BYTES, DotUnit
 from .scheduler import (
     ACCESS_GATHER,
     ACCESS_IMAGE,
@@ -25,9 +25,6 @@ from .scheduler import (
     Cut,
     Strips,
 )
-
-comptime MAX_BLOCK_BYTES = 512 * 1024
-"""Activations of the largest block: half of a common L2 cache."""
 
 comptime L2_FILTER_BYTES = 512 * 1024
 """Packed filter that stays in L2 from task to task."""
@@ -293,8 +290,18 @@ struct Cuts[U: DotUnit](Candidates):
         return len(self.table)
 
     def refusal(self, index: Int) -> Optional[String]:
-        """See `Candidates`: a block stays in L2."""
-        return cache_refusal[Self.U](self.types, self.table[index])
+        """See `Candidates`: a block stays in L2, beside filters that do."""
+        ref blocking = self.table[index]
+        var filter = (
+            blocking.cut.panels
+            * PANEL
+            * blocking.depth
+            * element_bytes(self.types.input)
+        )
+        var most = MAX_BLOCK_BYTES
+        if filter <= Self.U.together_bytes:
+            most = Self.U.block_bytes
+        return cache_refusal[Self.U](self.types, blocking, most)
 
     def cost(self, index: Int) -> Float64:
         """See `Candidates`: in cycles."""
@@ -305,7 +312,9 @@ struct Cuts[U: DotUnit](Candidates):
 
 def cache_refusal[
     U: DotUnit
-](types: OperandTypes, blocking: Blocking) -> Optional[String]:
+](
+    types: OperandTypes, blocking: Blocking, most: Int = MAX_BLOCK_BYTES
+) -> Optional[String]:
     """Why a block does not stay in L2, or None: a line of a register tile's
     pixels is what it is.
 
@@ -315,15 +324,16 @@ def cache_refusal[
     Args:
         types: Of the operands.
         blocking: The cut.
+        most: Bytes of activations that a block may have.
     """
     var element = element_bytes(types.input)
     var bytes = block_bytes(blocking, U.spread(types.input) * element)
     ref cut = blocking.cut
     var is_smallest = cut.lines == 1 and cut.columns <= U.rows
-    if bytes > MAX_BLOCK_BYTES and not is_smallest:
+    if bytes > most and not is_smallest:
         return String(
-            t"a block has {bytes} bytes of activations; at most"
-            t" {MAX_BLOCK_BYTES} stay in L2"
+            t"a block has {bytes} bytes of activations; at most {most} stay in"
+            t" L2"
         )
     return None
 
@@ -353,7 +363,7 @@ def blocking_cycles[
     if U.spread(types.input) > 1:
         task += Float64(filter) / WIDENED_BYTES_PER_CYCLE
     # Where it does not stay in L2 it comes again for each block.
-    if whole * problem.groups > L2_FILTER_BYTES:
+    if whole * problem.groups > max(L2_FILTER_BYTES, U.together_bytes):
         task += Float64(filter) / FILTER_BYTES_PER_CYCLE
     task *= Float64(blocking.groups)
     task += TASK_CYCLES
@@ -432,7 +442,7 @@ def _multiply_cycles[
         blocking.row_stride * element_bytes(types.input), L1_WAY_BYTES
     )
     var rows = min(strips.rows, strips.positions)
-    var ways = L1_WAYS // 2 if cut.access == ACCESS_MATRIX else L1_WAYS
+    var ways = U.matrix_ways if cut.access == ACCESS_MATRIX else L1_WAYS
     if ceildiv(rows, apart) > ways:
         chunks *= CONFLICT_SHARE
     var panels = Float64(strips.lines) * _line_cycles[U](strips, step, chunks)
@@ -444,7 +454,10 @@ def _multiply_cycles[
     panels += Float64(strips.lines * runs) * CALL_CYCLES
     var outputs = cut.lines * cut.columns * cut.panels * PANEL
     var stored = STORE_CYCLES
-    if U.stores_outputs(types.output) and blocking.are_outputs(cut.lines):
+    var direct = U.stores_outputs(types.output) and blocking.are_outputs(
+        cut.lines
+    )
+    if direct or Bool(U.sum_store_feature(types.output)):
         stored = REGISTER_STORE_CYCLES
         if types.output.is_integral():
             stored = INTEGER_STORE_CYCLES

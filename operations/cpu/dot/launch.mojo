@@ -14,7 +14,7 @@ from ...conv.problem import ConvProblem
 from ...conv.quantization import sums_refusal
 from ...conv.kernel import kernel_name
 from ..epilogue import TileStore
-from ..features import feature_refusal, may_have, must_have
+from ..features import feature_refusal, has_feature, may_have, must_have
 from ..gemm.launch import panels_refusal
 from ..gemm.scheduler import gathered_stride
 from ..kernel import CpuKernel
@@ -127,6 +127,20 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
             writer: Where to.
         """
         writer.write(t"{self.blocking}; {self.threads} threads")
+
+
+def _register_output[
+    U: DotUnit
+](arguments: Arguments, filters: Int) -> Optional[
+    RegisterOutput[type_of(arguments).Source.dtype]
+]:
+    """The output, if register tiles or their sums may be stored in it."""
+    comptime dtype = type_of(arguments).Source.dtype
+    comptime feature = U.sum_store_feature(dtype)
+    comptime if Bool(feature):
+        if not has_feature(feature.value()):
+            return None
+    return RegisterOutput[dtype].of(arguments, filters)
 
 
 def _floats[dtype: DType](elements: Int) -> Int:
@@ -271,7 +285,7 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
             arguments.quantization.zero_point,
             problem.panel_layout(Source.dtype),
             TileStore(arguments),
-            RegisterOutput[Source.dtype].of(arguments, problem.filters),
+            _register_output[Self.U](arguments, problem.filters),
             problem,
             plan.blocking,
             # Else threads would write to the same cache lines.

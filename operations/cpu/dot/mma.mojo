@@ -7,6 +7,7 @@ from std.math import ceildiv
 from ...conv.fields import PANEL, ROW_BYTES
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ..accumulators import FilterSums
+from ..gemm.candidates import L1_WAYS
 from ..register_output import RegisterOutput
 from ..unit import MultiplyUnit
 
@@ -15,6 +16,15 @@ comptime WORD = 4
 
 comptime CHUNK_WORDS = ROW_BYTES // WORD
 """Words of a chunk."""
+
+
+comptime L1_FILTER_BYTES = 24 * 1024
+"""Packed filter that stays in L1 beside a register tile's activations and
+outputs."""
+
+
+comptime MAX_BLOCK_BYTES = 512 * 1024
+"""Activations of the largest block: half of a common L2 cache."""
 
 
 comptime MASK_ROWS = 64
@@ -446,6 +456,14 @@ trait DotUnit(MultiplyUnit):
     """Pixels up to which a tile takes `single_panels`."""
     comptime single_panels: Int
     """Filter panels of a small tile."""
+    comptime together_bytes: Int = L1_FILTER_BYTES
+    """Packed filter by which a pixel is multiplied before the next one is."""
+    comptime matrix_ways: Int = L1_WAYS // 2
+    """Lines of a set of L1 that pixels of a register tile may take where they lie
+    in memory, before they compete with what else is read."""
+    comptime block_bytes: Int = MAX_BLOCK_BYTES
+    """Activations of the largest block that the search looks at, where a pixel is
+    multiplied by all panels of the block before the next one is."""
     comptime step_words: Int
     """Words of a pixel that are read together: only so many of the zeros that
     fill up a filter row are multiplied."""
@@ -489,6 +507,32 @@ trait DotUnit(MultiplyUnit):
             dtype: Of the operands and the outputs.
         """
         return False
+
+    @staticmethod
+    def sum_store_feature(dtype: DType) -> Optional[Int]:
+        """What the CPU must have, a code of features.mojo, so that `store_sums`
+        may be called; None where it never may.
+
+        Args:
+            dtype: Of the operands and the outputs.
+        """
+        return None
+
+    @staticmethod
+    def store_sums[
+        dtype: DType
+    ](sums: Sums, rows: Int, tile: TileOutput[dtype]):
+        """Stores outputs of sums in memory, where `sum_store_feature` is there.
+
+        Parameters:
+            dtype: Of the operands and the outputs.
+
+        Args:
+            sums: The sums.
+            rows: Pixels.
+            tile: The outputs.
+        """
+        pass
 
     @staticmethod
     def tiles_at_once(dtype: DType, chunks: Int) -> Int:

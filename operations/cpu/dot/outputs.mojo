@@ -110,6 +110,18 @@ def store_tile[
     panels."""
     comptime dtype = params.Source.dtype
     var tile = _output_tile(params, block, panel, panels, line, column, rows)
+    comptime if Bool(U.sum_store_feature(dtype)):
+        if params.stored:
+            U.store_sums[dtype](
+                sums,
+                rows,
+                TileOutput(
+                    params.stored.value().at(tile.row, tile.filter),
+                    _filter_sums[U](params, block, panel, panels),
+                    tile.filters,
+                ),
+            )
+            return
     comptime if dtype.is_integral():
         params.output.store_integers(
             params.problem,

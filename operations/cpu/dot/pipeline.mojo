@@ -17,11 +17,6 @@ from .vector_unit import L1_SLICE_BYTES
 from .widening import widen_panel
 
 
-comptime L1_FILTER_BYTES = 24 * 1024
-"""Packed filter that stays in L1 beside a register tile's activations and
-outputs."""
-
-
 comptime SLICED_ROWS = 48
 """Pixels of a block by which a slice is multiplied long enough that making the
 next one wide does not matter."""
@@ -41,7 +36,7 @@ def panels_together[
     U: DotUnit
 ](dtype: DType, panel: PanelLayout, panels: Int, tile_panels: Int) -> Int:
     """Panels of a block that a pixel is multiplied by before the next pixel is:
-    all of them if they stay in L1, otherwise those of a register tile.
+    all of them if they stay near enough, otherwise those of a register tile.
 
     Parameters:
         U: The instructions.
@@ -53,7 +48,7 @@ def panels_together[
         tile_panels: Of a register tile.
     """
     var elements = U.spread(dtype) * panels * panel.sums_offset()
-    if elements * element_bytes(dtype) <= L1_FILTER_BYTES:
+    if elements * element_bytes(dtype) <= U.together_bytes:
         return panels
     return tile_panels
 

@@ -1,16 +1,70 @@
-"""Stores of a vector unit's register tile: its sums become outputs without going
-through memory."""
+"""Stores of register tiles: the sums in a vector unit's registers, or those that
+another unit left in L1, become outputs without a branch for each vector."""
 
 from std.collections import Array
 from std.math import iota
+from std.memory import bitcast
 from std.sys.info import size_of
 from std.sys.intrinsics import masked_store
 
-from ...conv.memory import sum_type
+from ...conv.fields import PANEL
+from ...conv.memory import bits_type, sum_type
 from ..form import FORM_IDENTITY, FORM_RESIDUAL
 from ..register_output import REGISTER_FORMS, RegisterOutput
-from .mma import TileOutput
+from .mma import Sums, TileOutput
 from .vector_unit import VectorUnit
+
+comptime BLOCK_ROWS = [8, 2, 1]
+"""Pixels whose sums are read from memory together: as many as are left."""
+
+
+@no_inline
+def store_from_memory[
+    U: VectorUnit, dtype: DType
+](sums: Sums, rows: Int, tile: TileOutput[dtype]):
+    """Stores outputs of sums in memory, two panels of a pixel at once.
+
+    Parameters:
+        U: What rounds; a register holds a panel.
+        dtype: Of the operands and the outputs.
+
+    Args:
+        sums: The sums.
+        rows: Pixels.
+        tile: The outputs.
+    """
+    comptime assert U.lanes == PANEL
+    for first in range(0, tile.filters, 2 * PANEL):
+        var part = TileOutput(
+            tile.output.at(0, first),
+            tile.sums.behind(first // PANEL),
+            min(2 * PANEL, tile.filters - first),
+        )
+        var from_here = Sums(sums.elements.unsafe_offset(first), sums.stride)
+        if part.filters > PANEL:
+            _store_panels[U, dtype, 2](from_here, rows, part)
+        else:
+            _store_panels[U, dtype, 1](from_here, rows, part)
+
+
+@always_inline
+def _store_panels[
+    U: VectorUnit, dtype: DType, panels: Int
+](sums: Sums, rows: Int, tile: TileOutput[dtype]):
+    """`store_from_memory` of one or two panels."""
+    comptime Register = SIMD[sum_type(dtype), U.lanes]
+    var elements = sums.elements.unsafe_bitcast[Scalar[sum_type(dtype)]]()
+    var row = 0
+    comptime for count in BLOCK_ROWS:
+        while row + count <= rows:
+            var acc = Array[Register, count * panels](fill=0)
+            comptime for i in range(count):
+                comptime for panel in range(panels):
+                    acc[i * panels + panel] = elements.unsafe_load[
+                        width=U.lanes
+                    ]((row + i) * sums.stride + panel * PANEL)
+            store_outputs[U, dtype, count, panels](acc, tile.at(row))
+            row += count
 
 
 @always_inline
@@ -93,12 +147,15 @@ def _store_form[
                         i * output.filters + (v + k) * U.lanes,
                         mask,
                     )
-            var rounded = U.round[dtype, together](output, values)
+            comptime bits = bits_type(dtype)
+            var rounded = bitcast[bits, together * U.lanes](
+                U.round[dtype, together](output, values)
+            )
             comptime for i in range(first, min(rows, first + count)):
                 comptime at = (i - first) * both * U.lanes
-                var to = output.elements.unsafe_offset(
-                    i * output.filters + v * U.lanes
-                )
+                var to = output.elements.unsafe_bitcast[
+                    Scalar[bits]
+                ]().unsafe_offset(i * output.filters + v * U.lanes)
                 comptime whole = both - (
                     1 if partial and v + both == vectors else 0
                 )

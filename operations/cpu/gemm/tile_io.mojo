@@ -7,12 +7,13 @@ becomes zeros here, so the multiplication never asks for it.
 """
 
 from std.math import ceildiv
+from std.memory import bitcast
 
 from ...conv.access import ActivationSource
 from ...conv.blocks import BlockedActivation
 from ...conv.fields import PANEL
 from ...conv.interleave import ANY_BLOCK
-from ...conv.memory import Reads, Writes
+from ...conv.memory import Reads, Writes, bits_type
 from ...conv.panels import PanelLayout
 from ...conv.problem import SPATIAL, ConvProblem
 from ..blocks import copy_pixels
@@ -40,8 +41,11 @@ def fill[
     """Fills at least `count` values, in whole `copy_width`s: the excess is
     overwritten by the next run, or lies in the row's slack."""
     comptime width = copy_width(to_type)
+    comptime bits = bits_type(to_type)
+    var values = SIMD[bits, width](bitcast[bits, 1](value)[0])
+    var elements = to.unsafe_bitcast[Scalar[bits]]()
     for i in range(0, count, width):
-        to.unsafe_store(i, SIMD[to_type, width](value))
+        elements.unsafe_store(i, values)
 
 
 @always_inline
