@@ -95,6 +95,7 @@ class Operands:
                 dilation=problem.dilation,
                 pad_before=problem.pad_before,
                 pad_after=problem.pad_after,
+                groups=problem.groups,
             ).astype(np.float32)
         if fused and not scaled:
             total += self.bias

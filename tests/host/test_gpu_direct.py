@@ -44,6 +44,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> list[Kernel]:
         "stem",
         "depthwise",
         "diagonal",
+        "slabs",
         "depthwise-strip",
         "gemv",
         "gemv-vector",
@@ -55,17 +56,17 @@ def test_ptx_holds_the_instructions(kernels: list[Kernel]) -> None:
     for kernel in kernels:
         text = kernel.ptx.read_text()
         assert f".maxntid {kernel.threads}\n" in text
-        is_stem = kernel.kind == "stem"
-        assert ("wgmma.mma_async.sync.aligned" in text) == is_stem
+        is_stem, is_slabs = kernel.kind == "stem", kernel.kind == "slabs"
+        assert ("wgmma.mma_async.sync.aligned" in text) == (is_stem or is_slabs)
         assert ("setmaxnreg" in text) == is_stem
         is_diagonal = kernel.kind == "diagonal"
+        assert ("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in text) == is_diagonal
         for instruction in (
-            "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
             "ldmatrix.sync.aligned",
             "cp.async.bulk.tensor.5d.shared::cluster.global",
             "cp.async.bulk.tensor.5d.global.shared::cta",
         ):
-            assert (instruction in text) == is_diagonal
+            assert (instruction in text) == (is_diagonal or is_slabs)
         copies = kernel.kind in ("depthwise-strip", "stem")
         assert ("cp.async.cg.shared.global" in text) == copies
         is_gemv = kernel.kind.startswith("gemv")

@@ -46,8 +46,8 @@ def kernels(emission: Emission) -> list[Path]:
 def test_every_kernel_is_there(kernels: list[Path]) -> None:
     names = {file.stem.split("-")[0] for file in kernels}
     general = {"reference", "implicit_gemm", "grouped", "depthwise", "gemv", "sm80", "few_filters"}
-    assert names == general | {"diagonal", "stem", "window", "sm90", "unaligned"}
-    wgmma = ("stem", "window", "sm90", "unaligned")
+    assert names == general | {"diagonal", "slabs", "stem", "window", "sm90", "unaligned"}
+    wgmma = ("slabs", "stem", "window", "sm90", "unaligned")
     for file in kernels:
         text = file.read_text(encoding="utf-8")
         assert ".target sm_90a" in text

@@ -16,6 +16,7 @@ from operations.nvidia.generic import depthwise_geometry, depthwise_strips
 from operations.nvidia.generic import gemv, gemv_launch
 from operations.nvidia.generic.depthwise_strip_kernel import StripKernel
 from operations.nvidia.sm90.diagonal import plan as diagonal_plan
+from operations.nvidia.sm90.diagonal import slabs
 from operations.nvidia.sm90.stem import geometry as stem_geometry
 
 comptime TYPE = DType.bfloat16
@@ -37,6 +38,8 @@ def describe_others():
             config.resident(),
             config,
         )
+        if config.group_chunks > 1:
+            print(String(t"slabs-{index}"), slabs.SLAB_THREADS, 1, config)
     for index in range(depthwise_geometry.DEPTHWISE_CANDIDATES):
         var config = depthwise_geometry.depthwise_candidate(TYPE, index)
         print(

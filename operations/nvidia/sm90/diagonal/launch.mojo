@@ -26,6 +26,7 @@ from .kernel import DiagonalKernel
 from .plan import (
     DIAGONAL_CANDIDATES,
     MATRIX,
+    SLAB,
     STAGE_ROWS,
     STEP_ROWS,
     DiagonalTiling,
@@ -33,22 +34,34 @@ from .plan import (
     diagonal_candidate,
     diagonal_refusal,
 )
+from .slab_kernel import SlabKernel
+from .slabs import SLAB_THREADS, SQUARE, SlabGeometry, SlabShape, SlabTiling
 
 comptime FEW_PIXELS = 64
-"""Output pixels up to which groups of `DIAGONAL_CHANNELS` run on sm80."""
+"""Output pixels up to which groups of `DIAGONAL_CHANNELS` run on sm80, unless
+the slab kernel takes them."""
+
+comptime FEW_OUTPUTS = 32 * 1024
+"""Up to which these run on sm80 all the same."""
 
 
 @fieldwise_init
 struct DiagonalPlan(ImplicitlyCopyable, Movable, Writable):
-    """A launch of the diagonal kernel."""
+    """A launch of the diagonal kernel, or of the slab kernel in its place."""
 
     var candidate: Int
     var tiling: DiagonalTiling
     var geometry: DiagonalGeometry
+    var slabs: Optional[SlabTiling]
+    """The slab kernel's cut, if that runs."""
 
     def write_to(self, mut writer: Some[Writer]):
         """Writes the plan on one line."""
-        writer.write(t"{diagonal_candidate(self.candidate)}: {self.tiling}")
+        var config = diagonal_candidate(self.candidate)
+        if self.slabs:
+            writer.write(t"{config}: {self.slabs.value()}")
+        else:
+            writer.write(t"{config}: {self.tiling}")
 
 
 struct Diagonal(GpuKernel):
@@ -105,7 +118,7 @@ struct Diagonal(GpuKernel):
         """Whether groups have few channels: most of a stage of the implicit
         GEMM would hold zeros. So have convolutions of one such group; of
         `DIAGONAL_CHANNELS` where it does not stride. Few pixels of groups so
-        wide run faster on sm80."""
+        wide run faster on sm80, unless these are many."""
         var channels = problem.group_channels()
         if problem.groups == 1 and channels > 1:
             return _is_one_group(channels) and (
@@ -113,7 +126,14 @@ struct Diagonal(GpuKernel):
                 or problem.stride == IndexList[SPATIAL](fill=1)
             )
         if channels == DIAGONAL_CHANNELS and problem.gemm_m() <= FEW_PIXELS:
-            return False
+            var candidate = choose_diagonal(problem)
+            return (
+                problem.gemm_m() * problem.channels > FEW_OUTPUTS
+                and candidate >= 0
+                and SlabTiling.suits(
+                    diagonal_candidate(candidate), problem, device.units
+                )
+            )
         return channels <= DIAGONAL_CHANNELS
 
     @staticmethod
@@ -125,8 +145,14 @@ struct Diagonal(GpuKernel):
         var candidate = choose_diagonal(problem)
         var config = diagonal_candidate(candidate)
         var tiling = DiagonalTiling(config, problem, device.units)
+        var slabs = Optional[SlabTiling](None)
+        if SlabTiling.suits(config, problem, device.units):
+            slabs = SlabTiling(config, problem, device.units, operands.residual)
         return DiagonalPlan(
-            candidate, tiling, DiagonalGeometry.of(config, problem, tiling)
+            candidate,
+            tiling,
+            DiagonalGeometry.of(config, problem, tiling),
+            slabs,
         )
 
     @staticmethod
@@ -147,6 +173,9 @@ struct Diagonal(GpuKernel):
             raise Error(
                 t"{config}: the op was compiled without it; problem {problem}"
             )
+        if plan.slabs:
+            Self._launch_slabs[known](plan, problem, arguments, queue)
+            return
         var input = _map(
             queue.ctx,
             arguments.activation.data(),
@@ -194,6 +223,58 @@ struct Diagonal(GpuKernel):
                     return
 
     @staticmethod
+    def _launch_slabs[
+        known: KnownFilter
+    ](
+        plan: Self.Plan,
+        problem: ConvProblem,
+        arguments: Arguments,
+        mut queue: Stream,
+    ) raises:
+        """Encodes the slab kernel's descriptors and enqueues it."""
+        comptime Call = type_of(arguments)
+        ref tiling = plan.slabs.value()
+        var input = window_map(
+            queue.ctx,
+            arguments.activation.data(),
+            problem,
+            SlabShape.of(diagonal_candidate(plan.candidate)),
+        )
+        # Any descriptor where nothing is read or written through it.
+        var to = input
+        comptime if not (Call.Output.computes or Call.Output.stores):
+            to = _tile_map(queue.ctx, arguments.output.data().as_imm(), problem)
+        var residual = input
+        if arguments.epilogue.has_residual:
+            residual = _tile_map(
+                queue.ctx, arguments.epilogue.residual, problem
+            )
+        comptime for index in range(DIAGONAL_CANDIDATES):
+            comptime config = diagonal_candidate(index)
+            comptime if config.may_run(known) and config.group_chunks > 1:
+                if plan.candidate == index:
+                    comptime kernel = SlabKernel[
+                        Call.Source.dtype, Call.bias_type, Call.Output, config
+                    ].run
+                    queue.enqueue[kernel, max_shared_bytes=MAX_SHARED_BYTES](
+                        LaunchGrid(
+                            tiling.blocks(),
+                            SLAB_THREADS,
+                            shared_bytes=tiling.shared_bytes,
+                        ),
+                        input,
+                        to,
+                        residual,
+                        arguments.filter,
+                        rebind[Epilogue[Call.bias_type, Call.Output.dtype]](
+                            arguments.epilogue
+                        ),
+                        arguments.output,
+                        SlabGeometry.of(problem, tiling),
+                    )
+                    return
+
+    @staticmethod
     def inspect[dtype: DType](writer: PtxWriter[dtype]) raises:
         """Writes every configuration."""
         comptime for index in range(DIAGONAL_CANDIDATES):
@@ -201,6 +282,83 @@ struct Diagonal(GpuKernel):
                 dtype, dtype, type_of(writer).Output, diagonal_candidate(index)
             ].run
             writer.write[kernel](String(t"diagonal-{index}"))
+            comptime if diagonal_candidate(index).group_chunks > 1:
+                comptime slab_kernel = SlabKernel[
+                    dtype,
+                    dtype,
+                    type_of(writer).Output,
+                    diagonal_candidate(index),
+                ].run
+                writer.write[slab_kernel](String(t"slabs-{index}"))
+
+
+def window_map[
+    dtype: DType
+](
+    ctx: DeviceContext,
+    data: Reads[dtype],
+    problem: ConvProblem,
+    shape: SlabShape,
+) raises -> TensorMap:
+    """An activation as `[N, D, H, W, C]`, of which a box is a window of a slab,
+    or its even or odd columns.
+
+    Parameters:
+        dtype: Of the activation.
+
+    Args:
+        ctx: The device.
+        data: The activation.
+        problem: The convolution.
+        shape: Of the slab kernel's configuration.
+
+    Returns:
+        The descriptor.
+
+    Raises:
+        What the driver refused.
+    """
+    var every = IndexList[5](fill=1)
+    every[1] = shape.stride
+    return encode_tiled[dtype, 5](
+        ctx,
+        data,
+        TensorView[5](
+            IndexList[5](
+                problem.channels,
+                problem.input[2],
+                problem.input[1],
+                problem.input[0],
+                problem.batch,
+            )
+        ),
+        IndexList[5](SLAB, shape.columns() * shape.stride, shape.rows(), 1, 1),
+        TensorMapSwizzle.SWIZZLE_128B,
+        every=every,
+    )
+
+
+def _tile_map[
+    dtype: DType
+](
+    ctx: DeviceContext, data: Reads[dtype], problem: ConvProblem
+) raises -> TensorMap:
+    """The outputs of a tile of the slab kernel, or their residuals, a box."""
+    return encode_tiled[dtype, 5](
+        ctx,
+        data,
+        TensorView[5](
+            IndexList[5](
+                problem.channels,
+                problem.output[2],
+                problem.output[1],
+                problem.output[0],
+                problem.batch,
+            )
+        ),
+        IndexList[5](SLAB, SQUARE, SQUARE, 1, 1),
+        TensorMapSwizzle.SWIZZLE_128B,
+    )
 
 
 def _map[
