@@ -38,6 +38,13 @@ def test_a_call_starts_nothing_of_max() -> None:
     assert ended.stdout == "[36.0] False\n", ended.stderr
 
 
+def test_the_library_cannot_start_threads_of_max() -> None:
+    """A call that packs its filter started and ended some each time, 0.4 ms."""
+    binary = Path(_native.host(FAMILY)._functions._name).read_bytes()
+    assert b"maxconv_run" in binary
+    assert b"AsyncRT_DeviceContext_create" not in binary
+
+
 def test_a_sentence_crosses_the_boundary() -> None:
     library = _native.host(FAMILY)
 
