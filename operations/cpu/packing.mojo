@@ -12,7 +12,7 @@ from ..conv.fields import LAYOUT_KRSC, LAYOUT_RSCF, PANEL
 from ..conv.memory import CACHE_LINE, Reads, Writes, bits_type
 from ..conv.panels import PanelLayout
 from ..conv.problem import ConvProblem
-from .pool import Pool, Work
+from .pool import Pool, Work, run_tasks
 from .transpose import Matrices
 
 comptime THREAD_ELEMENTS = 1 << 14
@@ -86,11 +86,7 @@ def pack_filter[
     var panels = problem.packed_groups() * problem.panels()
     var elements = problem.filters * problem.gemm_k()
     var workers = min(pool.threads(), panels, elements // THREAD_ELEMENTS)
-    if workers > 1:
-        pool.for_each_task(work, panels, workers)
-    else:
-        for panel in range(panels):
-            work.run(0, panel)
+    run_tasks(pool, work, panels, workers)
 
 
 @fieldwise_init

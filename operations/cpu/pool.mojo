@@ -55,6 +55,31 @@ trait Pool:
         ...
 
 
+def run_tasks[
+    W: Work
+](pool: Some[Pool], work: W, tasks: Int, workers: Int) raises:
+    """Runs every task, on the calling thread where there is no more than one
+    worker.
+
+    Parameters:
+        W: The tasks' type.
+
+    Args:
+        pool: The threads.
+        work: The tasks.
+        tasks: How many there are.
+        workers: How many of them may run at once, up to `tasks`.
+
+    Raises:
+        If the threads refuse the work.
+    """
+    if workers > 1:
+        pool.for_each_task(work, tasks, workers)
+        return
+    for task in range(tasks):
+        work.run(0, task)
+
+
 struct Counter(Movable):
     """Counts what threads take, one after the other. Its cache line is no other
     variable's, since whoever takes something takes the line from all who read it,

@@ -5,7 +5,7 @@ from std.sys.info import size_of
 
 from ..conv.memory import CACHE_LINE, HostBuffer, Writes
 from ..conv.problem import ConvProblem
-from .pool import Pool, Work
+from .pool import Pool, Work, run_tasks
 
 comptime MIN_TASK_PRODUCTS = 1 << 17
 """Multiply-adds below which a task is not worth waking a thread for."""
@@ -99,9 +99,5 @@ struct Schedule(ImplicitlyCopyable, Movable):
         """
         var memory = HostBuffer[DType.float32](self.workers * self.scratch)
         var work = _ScratchWork(tasks, memory.elements, self.scratch)
-        if self.workers == 1:
-            for task in range(self.tasks):
-                work.run(0, task)
-        else:
-            pool.for_each_task(work, self.tasks, self.workers)
+        run_tasks(pool, work, self.tasks, self.workers)
         _ = memory^

@@ -12,7 +12,7 @@ from std.utils import IndexList
 
 from ..conv.memory import CACHE_LINE, Reads, Writes
 from .pages import ask_for_large_pages
-from .pool import Pool, Work
+from .pool import Pool, Work, run_tasks
 
 comptime WIDTH = 8
 """Rows and columns of what is transposed in registers."""
@@ -226,8 +226,4 @@ def transpose[
     ask_for_large_pages(Int(matrices.target), elements * size_of[dtype]())
     var tasks = work.tasks()
     var workers = min(pool.threads(), tasks, elements // TASK_ELEMENTS)
-    if workers > 1:
-        pool.for_each_task(work, tasks, workers)
-    else:
-        for task in range(tasks):
-            work.run(0, task)
+    run_tasks(pool, work, tasks, workers)

@@ -4,14 +4,15 @@ first argument; needs no GPU.
     emit_slabs FOLDER PROBLEM...
 
 A problem is the multiprocessors to cut it for, 1 if the graph's work `AddPlace`
-is fused behind it or 0, 1 if residuals have buffers of their own or 0, and the numbers of `ConvProblem.of_numbers`, joined by
-an x. For each configuration two files of its index, without and with that work,
-and for each problem a line: the file's name and what its launch passes: blocks,
-threads, bytes of shared memory, windows there, rows and columns of a window's box, its step
-along w, 1 if an H200 would take the kernel or 0, then the epilogue's parameters (bare; with scale, bias, ReLU and
-residual; `unscaled_of`), the output and the geometry, as hexadecimal bytes.
-Pointers are `SCALE_AT`, `BIAS_AT`, `RESIDUAL_AT` and `OUTPUT_AT`, for the reader
-to replace.
+is fused behind it or 0, 1 if residuals have buffers of their own or 0, and the
+numbers of `ConvProblem.of_numbers`, joined by an x. For each configuration two
+files of its index, without and with that work, and for each problem a line: the
+file's name and what its launch passes: blocks, threads, bytes of shared memory,
+windows there, rows and columns of a window's box, its step along w, 1 if an H200
+would take the kernel or 0, then the epilogue's parameters (bare; with scale, bias,
+ReLU and residual; `unscaled_of`), the output and the geometry, as hexadecimal
+bytes. Pointers are `SCALE_AT`, `BIAS_AT`, `RESIDUAL_AT` and `OUTPUT_AT`, for the
+reader to replace.
 """
 
 from add_place import AddPlace

@@ -8,7 +8,7 @@ from std.utils.numerics import max_finite, min_finite
 from ...conv.memory import CACHE_LINE, Reads, Writes
 from ...conv.quantization import Quantization, Steps
 from ..config import LANES
-from ..pool import Pool, Work
+from ..pool import Pool, Work, run_tasks
 from ..rounding import rounded
 
 comptime WIDTHS = [4 * LANES, LANES, 4, 1]
@@ -124,8 +124,4 @@ def compute_means(means: Means, pool: Some[Pool]) raises:
     var block = ceildiv(ceildiv(means.channels, blocks), UNIT) * UNIT
     var tasks = means.images * ceildiv(means.channels, block)
     var work = _Blocks(means, block)
-    if min(workers, tasks) < 2:
-        for task in range(tasks):
-            work.run(0, task)
-    else:
-        pool.for_each_task(work, tasks, min(workers, tasks))
+    run_tasks(pool, work, tasks, min(workers, tasks))

@@ -89,20 +89,12 @@ def _zero[tile: Int]():
 
 
 @always_inline
-def _load[tile: Int](elements: Reads, stride: Int):
-    """Loads a tile, whose rows lie `stride` bytes apart."""
+def _load[tile: Int, once: Bool = False](elements: Reads, stride: Int):
+    """Loads a tile, whose rows lie `stride` bytes apart; what is read `once` should
+    not stay in L1."""
+    comptime instruction = "tileloaddt1" if once else "tileloadd"
     inlined_assembly[
-        "tileloadd ($0,$1,1), %tmm" + String(tile),
-        NoneType,
-        constraints="r,r,~{memory}",
-    ](elements, stride)
-
-
-@always_inline
-def _load_once[tile: Int](elements: Reads, stride: Int):
-    """The same of what is read once, so that it should not stay in L1."""
-    inlined_assembly[
-        "tileloaddt1 ($0,$1,1), %tmm" + String(tile),
+        instruction + " ($0,$1,1), %tmm" + String(tile),
         NoneType,
         constraints="r,r,~{memory}",
     ](elements, stride)
@@ -179,7 +171,7 @@ def _multiply_tile[
         )
         comptime for p in range(panels):
             comptime register = _FIRST_FILTER + p % 2
-            _load_once[register](
+            _load[register, once=True](
                 panel.unsafe_offset(p * filter.panel_stride), TILE_BYTES
             )
             comptime for tile in range(tiles):

@@ -16,6 +16,7 @@ from ..gemm.tile_io import copy_width
 from .edges import inside_share
 from .few_filters import few_filters
 from .mma import CHUNK_WORDS, MAX_BLOCK_BYTES, DotUnit
+from .pipeline import panels_together
 from .scheduler import (
     ACCESS_GATHER,
     ACCESS_IMAGE,
@@ -292,14 +293,10 @@ struct Cuts[U: DotUnit](Candidates):
     def refusal(self, index: Int) -> Optional[String]:
         """See `Candidates`: a block stays in L2, beside filters that do."""
         ref blocking = self.table[index]
-        var filter = (
-            blocking.cut.panels
-            * PANEL
-            * blocking.depth
-            * element_bytes(self.types.input)
-        )
+        var dtype = self.types.input
+        var panel = self.problem.panel_layout(dtype)
         var most = MAX_BLOCK_BYTES
-        if filter <= Self.U.together_bytes:
+        if panels_together[Self.U](dtype, panel, blocking.cut.panels, 0) > 0:
             most = Self.U.block_bytes
         return cache_refusal[Self.U](self.types, blocking, most)
 

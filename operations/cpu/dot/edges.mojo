@@ -3,8 +3,8 @@
 from std.math import ceildiv
 
 from ...conv.problem import ConvProblem
-from .mma import FEW_ALIKE, MASK_ROWS, Edges
 from .scheduler import ACCESS_LINES, Block, Blocking
+from .tap_edges import FEW_ALIKE, MASK_ROWS, Edges
 
 
 def edges_of(

@@ -12,17 +12,19 @@ from ..config import HALF_PANEL
 from ..near_rows import NEAR_ROWS
 from .mma import (
     CHUNK_WORDS,
-    FIRST_OUTSIDE,
-    INSIDE,
-    LAST_OUTSIDE,
-    OUTSIDE,
     WORD,
     ActivationTile,
     FilterTile,
     OutputLines,
     Sums,
-    TapEdges,
     TileOutput,
+)
+from .tap_edges import (
+    FIRST_OUTSIDE,
+    INSIDE,
+    LAST_OUTSIDE,
+    OUTSIDE,
+    TapEdges,
 )
 from .register_store import store_outputs
 from .vector_unit import VectorUnit, slices_of
