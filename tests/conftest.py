@@ -26,6 +26,7 @@ TOGETHER = (
         "tests/interop/test_fusion",
         "tests/interop/test_graph_ops",
         "tests/interop/test_graph_arguments",
+        "tests/interop/test_integers",
         "tests/interop/test_interleave",
         "tests/interop/test_norm",
         "tests/interop/test_pooling",
@@ -103,18 +104,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _keep_to_one_core(worker: int) -> None:
-    """Keeps this process and its children to a core.
+    """Keeps this process and its children to a core, before MAX starts any thread.
 
-    The compilers start as many threads as there are cores; those of two processes take a fifth
-    longer in each other's way than one thread each. MAX starts the threads that run graphs before,
-    so that the kernels still split their work.
+    With two threads MAX takes half as much processor time again to compile a large graph: they
+    wait for each other's locks. How work is split is tested by programs of their own.
     """
-    from max.driver import CPU
-
-    CPU()
     cores = sorted(os.sched_getaffinity(0))
-    for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), {cores[worker % len(cores)]})
+    os.sched_setaffinity(0, {cores[worker % len(cores)]})
 
 
 @pytest.hookimpl(optionalhook=True)
