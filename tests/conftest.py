@@ -97,9 +97,15 @@ def _allocate_by_jemalloc() -> None:
             os.environ.setdefault("MALLOC_CONF", "thp:always,metadata_thp:always")
 
 
+#: The cores that the tests were given, before a process kept to one of them.
+CORES = pytest.StashKey[frozenset[int]]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Gives each of several processes a core of its own."""
-    if hasattr(config, "workerinput") and hasattr(os, "sched_setaffinity"):
+    pins = hasattr(os, "sched_setaffinity")
+    config.stash[CORES] = frozenset(os.sched_getaffinity(0) if pins else ())
+    if pins and hasattr(config, "workerinput"):
         _keep_to_one_core(int(config.workerinput["workerid"].removeprefix("gw")))
 
 
@@ -107,7 +113,7 @@ def _keep_to_one_core(worker: int) -> None:
     """Keeps this process and its children to a core, before MAX starts any thread.
 
     With two threads MAX takes half as much processor time again to compile a large graph: they
-    wait for each other's locks. How work is split is tested by programs of their own.
+    wait for each other's locks. What several threads compute, ``test_threads`` tests.
     """
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[worker % len(cores)]})
@@ -161,6 +167,12 @@ def session() -> InferenceSession:
     from max.engine import InferenceSession
 
     return InferenceSession(devices=[CPU()])
+
+
+@pytest.fixture
+def cores(pytestconfig: pytest.Config) -> frozenset[int]:
+    """The cores that the tests were given; none where a process cannot keep to some."""
+    return pytestconfig.stash[CORES]
 
 
 @pytest.fixture
