@@ -8,12 +8,14 @@ from .conv.memory import element_bytes
 from .conv.operands import Device, Operands
 from .conv.panels import chunk_products
 from .conv.problem import ConvProblem
+from .cpu.dot.block_diagonal import multiplied_problem
 from .cpu.dot.candidates import (
     Extents,
     access_refusal,
     block_bytes,
     blocking_cycles,
     choose_blocking,
+    groups_together,
 )
 from .cpu.dot.cut import DotCut
 from .cpu.dot.launch import DotProduct
@@ -47,6 +49,9 @@ struct TunedDot[U: DotUnit](TunedKernel):
     comptime is_built = not Self.U.build_refusal()
 
     var problem: ConvProblem
+    """As the caller states it."""
+    var multiplied: ConvProblem
+    """As the unit multiplies it."""
     var operands: Operands
     var device: Device
 
@@ -70,6 +75,9 @@ struct TunedDot[U: DotUnit](TunedKernel):
         out self, problem: ConvProblem, operands: Operands, device: Device
     ):
         self.problem = problem
+        self.multiplied = multiplied_problem[Self.U](
+            problem, operands.types.input
+        )
         self.operands = operands
         self.device = device
 
@@ -79,7 +87,7 @@ struct TunedDot[U: DotUnit](TunedKernel):
         )
 
     def facts(self, mut facts: Facts):
-        ref problem = self.problem
+        ref problem = self.multiplied
         var types = self.operands.types
         facts.add("rows", Self.U.rows)
         facts.add("panels", Self.U.panels)
@@ -109,9 +117,11 @@ struct TunedDot[U: DotUnit](TunedKernel):
     def _bytes(self, mut facts: Facts, access: List[Int]):
         """Adds what a block's bytes are counted by: of an image's rectangle by
         its input pixels, otherwise by its columns."""
-        ref problem = self.problem
+        ref problem = self.multiplied
         var types = self.operands.types
         var element = Self.U.spread(types.input) * element_bytes(types.input)
+        # Rectangles of a task's groups are copied together.
+        var groups = groups_together(problem, types)
         for code in access:
             var bytes = element * problem.channels
             if code == ACCESS_GATHER or code == ACCESS_LINES:
@@ -121,10 +131,13 @@ struct TunedDot[U: DotUnit](TunedKernel):
                 )
             if code == ACCESS_IMAGE:
                 bytes = element * problem.filter[0] * problem.group_channels()
+                bytes *= groups
             facts.add("pixel_bytes", bytes)
         facts.add(
             "rectangle_rest",
-            element * (chunk_products(types.input) + copy_width(types.input)),
+            groups
+            * element
+            * (chunk_products(types.input) + copy_width(types.input)),
         )
         facts.add("line_stride", problem.stride[1])
         facts.add("line_span", problem.span(1))
@@ -133,12 +146,12 @@ struct TunedDot[U: DotUnit](TunedKernel):
 
     def refusal(self, values: Values) -> Optional[String]:
         return cut_of[DotCut](values).refusal[Self.U](
-            self.problem, self.operands.types, self.device.units
+            self.multiplied, self.operands.types, self.device.units
         )
 
     def choice(self) -> List[Int]:
         var chosen = choose_blocking[Self.U](
-            self.problem,
+            self.multiplied,
             self.operands.types,
             self.device.units,
             OpenMpPool.wake_cycles,
@@ -146,7 +159,7 @@ struct TunedDot[U: DotUnit](TunedKernel):
         return DotCut.of[Self.U](chosen.blocking, chosen.threads).numbers()
 
     def count(self, values: Values, counts: Counts):
-        ref problem = self.problem
+        ref problem = self.multiplied
         var types = self.operands.types
         var named = cut_of[DotCut](values)
         var blocking = named.blocking[Self.U](problem, types)

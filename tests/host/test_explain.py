@@ -94,8 +94,11 @@ def ask(name: str, device: str, **arguments: object) -> tuple[str, str]:
     ],
 )
 def test_the_choice_and_the_reason(name: str, device: str, kernel: str, words: str) -> None:
-    if device == "cpu" and kernel in ("implicit_gemm", "winograd") and dot_kernels("bfloat16"):
-        kernel, words = dot_kernels("bfloat16")[0], "products deep"
+    usable = dot_kernels("bfloat16")
+    if device == "cpu" and kernel in ("implicit_gemm", "winograd") and usable:
+        kernel, words = usable[0], "products deep"
+    if device == "cpu" and kernel == "grouped" and "amx" in usable:
+        kernel, words = "amx", "products deep"
     chosen, reason = ask(name, device)
     assert chosen == kernel, reason
     assert words in reason
@@ -233,7 +236,7 @@ def test_a_cpu_multiplies_dot_products_where_it_can(
         assert "this CPU has no amx_bf16, or MAXCONV_CPU_FEATURES leaves" in answer["reason"]
 
 
-def kernel_of_integers(problem: str, dtype: str, features: str) -> str:
+def kernel_with_features(problem: str, dtype: str, features: str) -> str:
     """Which kernel a CPU chooses that has no more than these features, in another process."""
     finished = subprocess.run(
         [
@@ -254,7 +257,7 @@ def kernel_of_integers(problem: str, dtype: str, features: str) -> str:
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_a_cpu_multiplies_integers_on_its_best_unit(features: str, dtype: str) -> None:
     usable = dot_kernels("int8", features={*features.split(",")})
-    assert kernel_of_integers("resnet50.conv2_3x3", dtype, features) == [*usable, "winograd"][0]
+    assert kernel_with_features("resnet50.conv2_3x3", dtype, features) == [*usable, "winograd"][0]
 
 
 @pytest.mark.parametrize("features", ["amx_int8,avx512_vnni", "avx512_vnni", ""])
@@ -262,7 +265,16 @@ def test_groups_of_16_integers_are_read_in_place(features: str) -> None:
     """Where AVX512-VNNI multiplies: AMX does so faster, and other units read panels of a group."""
     usable = dot_kernels("int8", features={*features.split(",")})
     expected = [*usable, "widening"][0].replace("avx512_vnni", "grouped")
-    assert kernel_of_integers("resnext.conv4_g32", "int8", features) == expected
+    assert kernel_with_features("resnext.conv4_g32", "int8", features) == expected
+
+
+@pytest.mark.parametrize("features", ["amx_bf16,avx512_bf16", ""])
+@pytest.mark.parametrize("problem", ["resnext.conv2_g32", "resnext.conv3_g32"])
+def test_narrow_groups_are_left_to_amx(problem: str, features: str) -> None:
+    """Groups of 4 and 8 bfloat16 channels, where it multiplies them."""
+    usable = dot_kernels("bfloat16", features={*features.split(",")})
+    expected = "amx" if "amx" in usable else "grouped"
+    assert kernel_with_features(problem, "bfloat16", features) == expected
 
 
 @pytest.mark.parametrize("layout", ["NC/4HW4", "NC/32HW32", "C/16HWN16"])

@@ -45,6 +45,7 @@ from operations.conv.registry import ALL_KERNELS
 from operations.cpu.convolve import convolve
 from operations.cpu.dot.amx import Amx
 from operations.cpu.dot.arm import MatrixUnit
+from operations.cpu.dot.block_diagonal import multiplied_problem
 from operations.cpu.dot.candidates import Cuts as DotCuts
 from operations.cpu.dot.launch import DotPlan, DotProduct
 from operations.cpu.dot.mma import DotUnit
@@ -240,7 +241,9 @@ def check_dot_cuts[
     if not p.has_outputs():
         return 0
     for threads in [1, 3, 16]:
-        var cuts = DotCuts[U](p, types, threads)
+        var cuts = DotCuts[U](
+            multiplied_problem[U](p, types.input), types, threads
+        )
         # Another remainder for each problem.
         var step = cuts.count() // 8 + 1
         for index in range(spec.seed() % step, cuts.count(), step):

@@ -9,6 +9,7 @@ the GEMMs.
 
 from std.collections import Optional
 from std.math import ceildiv
+from std.sys.info import CompilationTarget
 
 from ...conv.fields import KERNEL_GROUPED, PANEL
 from ...conv.known import KnownFilter, KnownProblem
@@ -19,6 +20,7 @@ from ...conv.quantization import sums_refusal
 from ..config import fused_input_refusal
 from ..epilogue import TileStore
 from ..features import (
+    AMX_BF16,
     AMX_INT8,
     AVX512_VNNI,
     has_fast_bfloat16_dots,
@@ -218,9 +220,13 @@ struct Grouped[P: Pool](RowKernel):
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
+        # Tiles of AMX multiply whole panels faster, zeros between groups too.
         if problem.panel_groups() > 1:
-            return True
-        # Tiles of AMX multiply whole panels faster.
+            return not (
+                operands.types.input == DType.bfloat16
+                and has_feature(AMX_BF16)
+                and CompilationTarget.is_x86()
+            )
         return multiplies_dots(
             problem, operands.types.input
         ) and not has_feature(AMX_INT8)

@@ -221,6 +221,10 @@ struct Amx(DotUnit):
         return None
 
     @staticmethod
+    def joins_groups(dtype: DType) -> Bool:
+        return dtype.is_half_float()
+
+    @staticmethod
     def tile_rows(rows: Int) -> Int:
         return min(Self.rows, rows)
 

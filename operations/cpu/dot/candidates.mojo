@@ -147,6 +147,19 @@ def access_refusal[
     return None
 
 
+def groups_together(problem: ConvProblem, types: OperandTypes) -> Int:
+    """Groups of a task: as many as share a cache line of outputs.
+
+    Args:
+        problem: The convolution.
+        types: Of the operands.
+    """
+    return min(
+        problem.groups,
+        ceildiv(CACHE_LINE, problem.gemm_n() * element_bytes(types.output)),
+    )
+
+
 def make_blocking[
     U: DotUnit
 ](problem: ConvProblem, types: OperandTypes, cut: Cut) -> Blocking:
@@ -166,10 +179,7 @@ def make_blocking[
     var channels = problem.group_channels()
     var blocking = Blocking(
         cut=cut,
-        groups=min(
-            problem.groups,
-            ceildiv(CACHE_LINE, problem.gemm_n() * element_bytes(types.output)),
-        ),
+        groups=groups_together(problem, types),
         images=extents.images,
         height=extents.height,
         width=extents.width,
@@ -390,7 +400,7 @@ def block_bytes(blocking: Blocking, element: Int) -> Int:
     """Activations of a block, copied or not."""
     if blocking.cut.access == ACCESS_MATRIX:
         return blocking.cut.columns * blocking.row_stride * element
-    return blocking.block_elements * element
+    return blocking.copied_elements() * element
 
 
 def _copy_cycles[

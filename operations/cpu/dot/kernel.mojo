@@ -13,17 +13,20 @@ outputs of a pixel are.
 from std.sys.info import size_of
 
 from ...conv.fields import PANEL
-from ...conv.memory import Reads
+from ...conv.memory import Reads, Writes
 from ..gemm.scheduler import RowTile, gathered_stride
 from ..gemm.tile_io import Columns, gather_rows
 from .mma import ActivationTile, DotUnit, OutputLines, Sums
 from .outputs import output_row, store_tile, stores_block
 from .params import DotParams, DotScratch, filter_tile
-from .pipeline import TilePipeline, panels_together
+from .pipeline import TilePipeline, panels_together, tile_sums
 from .scheduler import ACCESS_IMAGE, ACCESS_MATRIX, Block, Strips
 from .tile_io import (
-    copy_rectangle,
+    copy_rectangles,
     flip_signs,
+    meets_zeros,
+    rectangle_is_finite,
+    rows_are_finite,
     write_offsets,
     write_straight_offsets,
 )
@@ -45,31 +48,81 @@ def run_task[
     """
     ref problem = params.problem
     ref blocking = params.blocking
+    comptime dtype = params.Source.dtype
+    comptime spread = U.spread(dtype)
     var columns = Columns(
         problem, params.panel, 0, blocking.depth, params.zero_point
     )
+    var copies = blocking.cut.access == ACCESS_IMAGE
+    if copies:
+        copy_rectangles(
+            params.activation,
+            problem,
+            blocking,
+            columns,
+            block,
+            _copied[U](params, scratch),
+            spread,
+            meets_zeros(columns, Bool(params.diagonal)),
+        )
+    var state = U.begin()
+    var group = block
+    var memory = scratch
+    for _ in range(block.groups):
+        _run_group[U](params, columns, group, memory, state)
+        group.group += 1
+        if copies:
+            memory.block = memory.block.unsafe_offset(
+                spread * blocking.block_elements
+            )
+    U.end()
+
+
+@always_inline
+def _copied[
+    U: DotUnit
+](params: DotParams, scratch: DotScratch[params.Source.dtype]) -> Writes[
+    params.Source.dtype
+]:
+    """Where a group's activations are copied to: what is widened ends where its
+    words will end."""
+    comptime spread = U.spread(params.Source.dtype)
+    return scratch.block.unsafe_offset(
+        (spread - 1) * params.blocking.block_elements
+    )
+
+
+@always_inline
+def _run_group[
+    U: DotUnit
+](
+    params: DotParams,
+    columns: Columns,
+    block: Block,
+    scratch: DotScratch[params.Source.dtype],
+    mut state: Int,
+):
+    """Computes a group of a task, whose rectangle is copied already if it is one.
+    """
+    ref problem = params.problem
+    ref blocking = params.blocking
     comptime dtype = params.Source.dtype
     comptime spread = U.spread(dtype)
     var activation = scratch.block.as_imm()
-    # What is copied ends where its widened words will end.
-    var copied = scratch.block.unsafe_offset(
-        (spread - 1) * blocking.block_elements
-    )
+    var copied = _copied[U](params, scratch)
+    # A group before this one may have run on rows.
     write_offsets(problem, blocking, scratch.offsets, spread)
-    var state = U.begin()
-    if blocking.cut.access == ACCESS_IMAGE:
-        if not copy_rectangle(
-            params.activation, problem, blocking, columns, block, copied
-        ):
-            _run_exactly[U](params, columns, block, scratch, state)
-            U.end()
-            return
-    elif blocking.cut.access == ACCESS_MATRIX:
+    comptime if U.joins_groups(dtype):
+        if params.diagonal:
+            params.diagonal.value().write(
+                filter_tile(params, block, 0, 1).elements, scratch.filter
+            )
+    if blocking.cut.access == ACCESS_MATRIX:
         comptime if not params.Source.fused:
             activation = params.activation.data().unsafe_offset(
                 block.column * blocking.row_stride
             )
-    else:
+    elif blocking.cut.access != ACCESS_IMAGE:
         gather_rows(
             params.activation,
             problem,
@@ -79,6 +132,10 @@ def run_task[
             copied,
             blocking.row_stride,
         )
+    comptime if not dtype.is_integral():
+        if not _is_exact[U](params, columns, block, activation):
+            _run_exactly[U](params, columns, block, scratch, state)
+            return
     comptime if U.flips(dtype):
         flip_signs(scratch.block, blocking.block_elements)
     comptime if spread > 1:
@@ -90,7 +147,31 @@ def run_task[
         else:
             widen_words(copied.as_imm(), blocking.block_elements, scratch.block)
     _multiply_block[U](params, block, activation, scratch, state)
-    U.end()
+
+
+@always_inline
+def _is_exact[
+    U: DotUnit
+](
+    params: DotParams,
+    columns: Columns,
+    block: Block,
+    activation: Reads[params.Source.dtype],
+) -> Bool:
+    """Whether a block of floats may be multiplied by the zeros of its filter.
+    """
+    comptime dtype = params.Source.dtype
+    ref blocking = params.blocking
+    if blocking.cut.access == ACCESS_IMAGE:
+        return not meets_zeros(
+            columns, Bool(params.diagonal)
+        ) or rectangle_is_finite[dtype](activation, params.problem, blocking)
+    comptime if U.joins_groups(dtype):
+        # Beside the zeros that fill up a gathered row stand zeros.
+        return not params.diagonal or rows_are_finite[dtype](
+            activation, block.columns, blocking.row_stride, blocking.depth
+        )
+    return True
 
 
 @always_inline
@@ -165,11 +246,11 @@ def _run_exactly[
                 columns,
                 block.group,
                 RowTile(output, rows),
-                scratch.block,
+                scratch.rows,
                 stride,
             )
             var tile = ActivationTile[params.Source.dtype](
-                scratch.block.as_imm(),
+                scratch.rows.as_imm(),
                 rows,
                 stride,
                 scratch.offsets.as_imm(),
@@ -180,13 +261,53 @@ def _run_exactly[
             for panel in range(0, block.panels, U.panels):
                 var panels = min(U.panels, block.panels - panel)
                 var sums = Sums(scratch.sums, panels * PANEL)
-                U.multiply(
-                    state,
-                    tile,
-                    filter_tile(params, block, panel, panels),
-                    sums,
-                    OutputLines[params.Source.dtype].none(),
+                _multiply_exactly[U](
+                    params, block, scratch, state, tile, panel, panels, sums
                 )
                 store_tile[U](
                     params, block, panel, panels, line, first, rows, sums
                 )
+
+
+@always_inline
+def _multiply_exactly[
+    U: DotUnit
+](
+    params: DotParams,
+    block: Block,
+    scratch: DotScratch[params.Source.dtype],
+    mut state: Int,
+    tile: ActivationTile[params.Source.dtype],
+    panel: Int,
+    panels: Int,
+    sums: Sums,
+):
+    """Multiplies gathered rows by some panels; groups that share one, group by
+    group, with zeros for the channels of the others."""
+    comptime dtype = params.Source.dtype
+    var filter = filter_tile(params, block, panel, panels)
+    comptime if U.joins_groups(dtype):
+        if params.diagonal:
+            var diagonal = params.diagonal.value()
+            var stride = tile.row_stride
+            filter.elements = scratch.filter.as_imm()
+            var masked = scratch.rows.unsafe_offset(U.rows * stride)
+            var group_tile = tile
+            group_tile.elements = masked.as_imm()
+            var group_sums = Sums(
+                scratch.sums.unsafe_offset(tile_sums[U]()), sums.stride
+            )
+            for group in range(PANEL // diagonal.width):
+                diagonal.mask[dtype](
+                    tile.elements, tile.rows * stride, group, masked
+                )
+                U.multiply(
+                    state,
+                    group_tile,
+                    filter,
+                    group_sums,
+                    OutputLines[dtype].none(),
+                )
+                diagonal.take(group, tile.rows, group_sums, sums)
+            return
+    U.multiply(state, tile, filter, sums, OutputLines[dtype].none())

@@ -22,6 +22,11 @@ from ..named import checked_cut, raise_refusal
 from ..pool import Pool
 from ..register_output import RegisterOutput
 from ..scheduler import Schedule, Tasks
+from .block_diagonal import (
+    BlockDiagonal,
+    joins_groups,
+    multiplied_problem,
+)
 from .candidates import choose_blocking
 from .cut import DotCut
 from .kernel import run_task
@@ -62,7 +67,10 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
             wake_cycles: Of the pool.
         """
         var chosen = choose_blocking[U](
-            problem, types, device.units, wake_cycles
+            multiplied_problem[U](problem, types.input),
+            types,
+            device.units,
+            wake_cycles,
         )
         return Self.of_blocking[U](
             problem, types, chosen.blocking, chosen.threads
@@ -85,18 +93,23 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
         Args:
             problem: The convolution, with at least one output.
             types: Of its operands.
-            blocking: The cut.
+            blocking: A cut of the problem as the unit multiplies it.
             threads: That run it.
         """
-        var elements = blocking.block_elements
-        # Blocks with infinities are copied row by row.
-        if blocking.cut.access == ACCESS_IMAGE:
+        var rows = 0
+        # Blocks with infinities are copied row by row, then group by group.
+        var joined = joins_groups[U](problem, types.input)
+        if blocking.cut.access == ACCESS_IMAGE or joined:
             var stride = gathered_stride(
                 blocking.depth, element_bytes(types.input)
             )
-            elements = max(elements, U.rows * stride)
+            rows = (2 if joined else 1) * U.rows * stride
+        var elements = max(
+            blocking.copied_elements(), blocking.rows_offset() + rows
+        )
         var widened = _floats[DType.uint8](
             widened_elements[U](problem, types.input, blocking)
+            * element_bytes(types.input)
         )
         var scratch = (
             stages[U]() * tile_sums[U]()
@@ -111,7 +124,7 @@ struct DotPlan(ImplicitlyCopyable, Movable, Writable):
             blocking,
             Schedule(
                 problem,
-                blocking.tasks(problem),
+                blocking.tasks(multiplied_problem[U](problem, types.input)),
                 threads,
                 scratch,
                 task_products=1,
@@ -173,18 +186,18 @@ struct DotTasks[Source: ActivationSource, U: DotUnit](Tasks):
         )
         var elements = filter.unsafe_offset(self.widened)
         var block = Block(params.problem, blocking, task, params.images_inside)
-        for _ in range(block.groups):
-            run_task[Self.U](
-                params,
-                block,
-                DotScratch[dtype](
-                    scratch,
-                    offsets.unsafe_bitcast[Int32](),
-                    elements.unsafe_bitcast[Scalar[dtype]](),
-                    filter.unsafe_bitcast[Scalar[dtype]](),
-                ),
-            )
-            block.group += 1
+        var copied = elements.unsafe_bitcast[Scalar[dtype]]()
+        run_task[Self.U](
+            params,
+            block,
+            DotScratch[dtype](
+                scratch,
+                offsets.unsafe_bitcast[Int32](),
+                copied,
+                copied.unsafe_offset(blocking.rows_offset()),
+                filter.unsafe_bitcast[Scalar[dtype]](),
+            ),
+        )
 
 
 struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
@@ -241,11 +254,19 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
             refusal = sums_refusal(problem.gemm_k())
             if refusal:
                 return refusal
-        return panels_refusal(Self.code, problem)
+        return panels_refusal(
+            Self.code, multiplied_problem[Self.U](problem, operands.types.input)
+        )
 
     @staticmethod
     def suits(problem: ConvProblem, operands: Operands, device: Device) -> Bool:
-        return not problem.is_depthwise() and problem.panel_groups() == 1
+        return (
+            not problem.is_depthwise()
+            and multiplied_problem[Self.U](
+                problem, operands.types.input
+            ).panel_groups()
+            == 1
+        )
 
     @staticmethod
     def named_plan(
@@ -256,9 +277,12 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
     ) raises -> DotPlan:
         var types = operands.types
         var cut = checked_cut[DotCut](numbers)
-        raise_refusal(cut.shape_refusal[Self.U](problem, types, device.units))
+        var multiplied = multiplied_problem[Self.U](problem, types.input)
+        raise_refusal(
+            cut.shape_refusal[Self.U](multiplied, types, device.units)
+        )
         return DotPlan.of_blocking[Self.U](
-            problem, types, cut.blocking[Self.U](problem, types), cut.threads
+            problem, types, cut.blocking[Self.U](multiplied, types), cut.threads
         )
 
     @staticmethod
@@ -279,14 +303,16 @@ struct DotProduct[P: Pool, U: DotUnit](CpuKernel):
         mut queue: Self.P,
     ) raises:
         comptime Source = type_of(arguments).Source
+        var multiplied = multiplied_problem[Self.U](problem, Source.dtype)
         var params = DotParams[Source](
             arguments.activation,
             arguments.filter,
             arguments.quantization.zero_point,
-            problem.panel_layout(Source.dtype),
+            multiplied.panel_layout(Source.dtype),
+            BlockDiagonal.of[Self.U](problem, Source.dtype),
             TileStore(arguments),
             _register_output[Self.U](arguments, problem.filters),
-            problem,
+            multiplied,
             plan.blocking,
             # Else threads would write to the same cache lines.
             arguments.activation.batch_last() or arguments.output.batch_last(),

@@ -363,6 +363,16 @@ trait DotUnit(MultiplyUnit):
         return Self.tiles
 
     @staticmethod
+    def joins_groups(dtype: DType) -> Bool:
+        """Whether groups that share a panel are multiplied as one
+        (block_diagonal.mojo).
+
+        Args:
+            dtype: Of activation and filter.
+        """
+        return False
+
+    @staticmethod
     def takes_few(dtype: DType) -> Bool:
         """Whether there is a register tile of few filters (few_filters.mojo).
 

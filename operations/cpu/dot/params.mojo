@@ -10,6 +10,7 @@ from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
 from ..epilogue import TileStore
 from ..register_output import RegisterOutput
+from .block_diagonal import BlockDiagonal
 from .mma import FilterTile
 from .scheduler import Block, Blocking
 
@@ -28,11 +29,14 @@ struct DotParams[Source: ActivationSource](ImplicitlyCopyable, Movable):
     var zero_point: Int32
     """Of the activation."""
     var panel: PanelLayout
-    """The order of its panels' elements."""
+    """The order of a panel's elements, as it is multiplied."""
+    var diagonal: Optional[BlockDiagonal]
+    """The packed panels, if groups share them and are multiplied as one."""
     var output: TileStore
     var stored: Optional[RegisterOutput[Self.Source.dtype]]
     """The output, if register tiles may store it themselves."""
     var problem: ConvProblem
+    """As the unit multiplies it, see `multiplied_problem`."""
     var blocking: Blocking
     var images_inside: Bool
     """The order of the tasks, see `Block`."""
@@ -49,8 +53,12 @@ struct DotScratch[dtype: DType](ImplicitlyCopyable, Movable):
     var sums: Writes[DType.float32]
     var offsets: Writes[DType.int32]
     var block: Writes[Self.dtype]
+    """What is copied of activations, of each group of a task."""
+    var rows: Writes[Self.dtype]
+    """Rows that are copied of a block which is not finite."""
     var filter: Writes[Self.dtype]
-    """Panels that are widened, or few filters one behind the other."""
+    """Panels that are widened, few filters one behind the other, or a
+    block-diagonal panel."""
 
 
 @fieldwise_init
@@ -75,9 +83,11 @@ struct Place(ImplicitlyCopyable, Movable):
 def filter_tile(
     params: DotParams, block: Block, panel: Int, panels: Int
 ) -> FilterTile[params.Source.dtype]:
-    """Some panels of a block, from its `panel`th on."""
+    """Some packed panels of a block, from its `panel`th on."""
     ref problem = params.problem
     var elements = params.panel.elements()
+    if params.diagonal:
+        elements = params.diagonal.value().packed.elements()
     var first = block.group * problem.panels() + block.panel + panel
     return FilterTile[params.Source.dtype](
         params.filter.unsafe_offset(first * elements),

@@ -7,6 +7,7 @@ from ...conv.fields import PANEL
 from ...conv.memory import Reads, element_bytes
 from ...conv.panels import PanelLayout
 from ...conv.problem import ConvProblem
+from .block_diagonal import joins_groups, multiplied_problem
 from .edges import edges_of
 from .few_filters import few_filters, unpack_filters
 from .mma import CHUNK_WORDS, ActivationTile, DotUnit, FilterTile, Sums
@@ -81,8 +82,8 @@ def widens_slices[
 def widened_elements[
     U: DotUnit
 ](problem: ConvProblem, dtype: DType, blocking: Blocking) -> Int:
-    """Elements of the panels that are wide at once; 0 if the unit multiplies
-    them as they are.
+    """Elements of the panels that are wide at once, or block-diagonal; 0 if the
+    unit multiplies them as they are.
 
     Parameters:
         U: The instructions.
@@ -92,6 +93,9 @@ def widened_elements[
         dtype: Of the activations.
         blocking: The cut.
     """
+    if joins_groups[U](problem, dtype):
+        var joined = multiplied_problem[U](problem, dtype)
+        return joined.panel_layout(dtype).elements()
     var spread = U.spread(dtype)
     var panel = problem.panel_layout(dtype)
     # Few filters are unpacked behind their panel, which is wide if it must be.
@@ -225,6 +229,10 @@ struct TilePipeline[U: DotUnit, Source: ActivationSource]:
         var packed = filter_tile(
             self.params, self.block, place.panel, place.panels
         )
+        comptime if Self.U.joins_groups(Self.Source.dtype):
+            if self.params.diagonal:
+                packed.elements = self.scratch.filter.as_imm()
+                return packed
         comptime spread = Self.U.spread(Self.Source.dtype)
         if spread == 1 and self.few == 0:
             return packed

@@ -89,6 +89,18 @@ struct Blocking(ImplicitlyCopyable, Movable, Writable):
         var rows = self.chunks // self.row_chunks
         return self.chunks * CHUNK_WORDS - rows * skipped
 
+    def copied_elements(self) -> Int:
+        """What a task's copy takes: rectangles of its groups are copied together.
+        """
+        if self.cut.access == ACCESS_IMAGE:
+            return self.groups * self.block_elements
+        return self.block_elements
+
+    def rows_offset(self) -> Int:
+        """Where rows of blocks that are not finite are copied to: over the block,
+        unless another group's is there."""
+        return self.copied_elements() if self.groups > 1 else 0
+
     def line_blocks(self) -> Int:
         """Blocks of an image, one below the other."""
         return ceildiv(self.height, self.cut.lines)

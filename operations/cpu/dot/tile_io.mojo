@@ -76,7 +76,7 @@ def write_straight_offsets(
 
 
 @no_inline
-def copy_rectangle[
+def copy_rectangles[
     Source: ActivationSource
 ](
     x: Source,
@@ -85,9 +85,12 @@ def copy_rectangle[
     columns: Columns,
     block: Block,
     to: Writes[Source.dtype],
-) -> Bool:
-    """Copies a group's channels of the input pixels that a block reads, and the
-    padding outside the image, as `[T][lines][columns][C / groups]`.
+    spread: Int,
+    meets_zeros: Bool,
+):
+    """Copies the channels of a block's groups of the input pixels that the block
+    reads, and the padding outside the image, as `[groups][T][lines][columns][C /
+    groups]`: neighbouring groups share cache lines.
 
     Parameters:
         Source: How the activation is reached.
@@ -98,12 +101,9 @@ def copy_rectangle[
         blocking: The cut.
         columns: All columns of the implicit im2col matrix.
         block: The block.
-        to: Room for `blocking.block_elements`.
-
-    Returns:
-        Whether all of it may be multiplied with the zeros that fill up a filter
-        row: where such zeros are, infinities and NaN of other pixels would stand
-        beside them.
+        to: Room for `blocking.block_elements` of each group.
+        spread: Times as many elements lie between two groups.
+        meets_zeros: Whether the filter has zeros that are multiplied.
     """
     var n, z = divmod(block.image, problem.output[0])
     var lines = (block.lines - 1) * problem.stride[1] + problem.span(1)
@@ -118,32 +118,82 @@ def copy_rectangle[
             block.column * problem.stride[2] - problem.pad_before[2],
         },
     )
-    var first = block.group * channels
-    var filled = columns.products != columns.segment
-    # What a smaller block leaves of the room is read with those zeros, too.
-    if filled and (block.lines, block.columns) != (
+    var groups = _Groups(
+        block.group, block.groups, spread * blocking.block_elements
+    )
+    # What a smaller block leaves of the room is multiplied by them, too.
+    if meets_zeros and (block.lines, block.columns) != (
         blocking.cut.lines,
         blocking.cut.columns,
     ):
-        fill(to, blocking.block_elements - copy_width(Source.dtype), 0)
+        groups.fill(to, blocking.block_elements - copy_width(Source.dtype), 0)
     var row = to
     for t in range(problem.filter[0]):
         var here = pixel
         here.at[0] += t * problem.dilation[0]
         for _ in range(lines):
-            _copy_line(x, problem, columns, here, first, count, row)
+            _copy_line(x, problem, columns, here, groups, count, row)
             here.at[1] += 1
             row = row.unsafe_offset(pitch)
         row = row.unsafe_offset((blocking.input_lines - lines) * pitch)
-    if not filled:
-        return True
-    # Chunks reach beyond the last pixel.
-    var unit = chunk_products(Source.dtype)
-    fill(row, unit, 0)
-    comptime if Source.dtype.is_integral():
-        return True
-    else:
-        return _is_finite[Source.dtype](to.as_imm(), Int(row) - Int(to))
+    if columns.products != columns.segment:
+        # Chunks reach beyond the last pixel.
+        groups.fill(row, chunk_products(Source.dtype), 0)
+
+
+def meets_zeros(columns: Columns, joined: Bool) -> Bool:
+    """Whether a copied rectangle is multiplied by zeros of the filter: such as
+    fill up a filter row or belong to another group.
+
+    Args:
+        columns: All columns of the implicit im2col matrix.
+        joined: Whether groups are multiplied as one.
+    """
+    return joined or columns.products != columns.segment
+
+
+def rectangle_is_finite[
+    dtype: DType
+](elements: Reads[dtype], problem: ConvProblem, blocking: Blocking) -> Bool:
+    """Whether a copied rectangle has neither an infinity nor a NaN: times zero
+    they would be NaN.
+
+    Parameters:
+        dtype: Of the elements, 16 bits wide.
+
+    Args:
+        elements: What `copy_rectangles` wrote of a group.
+        problem: The convolution.
+        blocking: The cut.
+    """
+    var pixels = (
+        problem.filter[0] * blocking.input_lines * blocking.input_columns
+    )
+    return _is_finite[dtype](elements, pixels * problem.group_channels())
+
+
+@fieldwise_init
+struct _Groups(ImplicitlyCopyable, Movable):
+    """Groups whose channels are copied together."""
+
+    var first: Int
+    var count: Int
+    var stride: Int
+    """Elements between what is copied of two groups."""
+
+    @always_inline
+    def fill[
+        dtype: DType, //
+    ](self, to: Writes[dtype], count: Int, value: Scalar[dtype]):
+        """Fills the same place of each group.
+
+        Args:
+            to: Where, of the first group.
+            count: Elements.
+            value: What with.
+        """
+        for group in range(self.count):
+            fill(to.unsafe_offset(group * self.stride), count, value)
 
 
 @always_inline
@@ -154,102 +204,171 @@ def _copy_line[
     problem: ConvProblem,
     columns: Columns,
     first: Pixel,
-    channel: Int,
+    groups: _Groups,
     count: Int,
     to: Writes[Source.dtype],
 ):
-    """Copies some channels of `count` neighbouring pixels of a row of the input
-    image, the first one perhaps left of it."""
+    """Copies the channels of some groups of `count` neighbouring pixels of a row
+    of the input image, the first one perhaps left of it."""
     comptime width = copy_width(Source.dtype)
     var channels = problem.group_channels()
     var padding = columns.padding.cast[Source.dtype]()
     if not (first.is_inside(problem, 0) and first.is_inside(problem, 1)):
-        fill(to, count * channels, padding)
+        groups.fill(to, count * channels, padding)
         return
-    var w = first.at[2]
-    var left = min(count, max(0, -w))
-    var right = max(left, min(count, problem.input[2] - w))
-    fill(to, left * channels, padding)
-    comptime if Source.interleaved == ANY_BLOCK:
-        var inside = first
-        inside.at[2] = w + left
-        copy_pixels(
-            rebind[BlockedActivation[Source.dtype]](x),
-            inside,
-            right - left,
-            channels,
-            to.unsafe_offset(left * channels),
-        )
-        fill(
-            to.unsafe_offset(right * channels),
-            (count - right) * channels,
-            padding,
-        )
-        return
-    var whole = not Source.fused and channels == problem.channels
-    if whole:
-        comptime if not Source.fused:
-            copy_memory(
+    var left = min(count, max(0, -first.at[2]))
+    var right = max(left, min(count, problem.input[2] - first.at[2]))
+    groups.fill(to, left * channels, padding)
+    var inside = first
+    inside.at[2] += left
+    var target = to.unsafe_offset(left * channels)
+    var copied = False
+    comptime if not Source.fused and Source.interleaved != ANY_BLOCK:
+        if channels == problem.channels or channels % width == 0:
+            _copy_memory(
                 x.data(),
-                first.input_offset(problem) + left * channels,
+                inside.input_offset(problem),
+                problem,
                 columns.elements,
-                to.unsafe_offset(left * channels),
-                (right - left) * channels,
+                groups,
+                right - left,
+                target,
             )
-    elif not Source.fused and channels % width == 0:
-        comptime if not Source.fused:
-            var source = x.data().unsafe_offset(
-                first.input_offset(problem) + left * problem.channels + channel
-            )
-            var target = to.unsafe_offset(left * channels)
-            for _ in range(left, right):
-                for c in range(0, channels, width):
-                    target.unsafe_store(c, source.unsafe_load[width=width](c))
-                source = source.unsafe_offset(problem.channels)
-                target = target.unsafe_offset(channels)
-    else:
-        var pixel = first
-        for i in range(left, right):
-            pixel.at[2] = w + i
-            copy_channels(
+            copied = True
+    if not copied:
+        for group in range(groups.count):
+            _copy_pixels(
                 x,
                 problem,
                 columns,
-                pixel,
-                channel,
-                to.unsafe_offset(i * channels),
-                channels,
+                inside,
+                (groups.first + group) * channels,
+                right - left,
+                target.unsafe_offset(group * groups.stride),
             )
-    fill(
+    groups.fill(
         to.unsafe_offset(right * channels), (count - right) * channels, padding
     )
 
 
+@always_inline
+def _copy_memory[
+    dtype: DType
+](
+    x: Reads[dtype],
+    offset: Int,
+    problem: ConvProblem,
+    elements: Int,
+    groups: _Groups,
+    count: Int,
+    to: Writes[dtype],
+):
+    """Copies pixels inside the image, all channels or whole vectors of a group's.
+    """
+    comptime width = copy_width(dtype)
+    var channels = problem.group_channels()
+    if channels == problem.channels:
+        copy_memory(x, offset, elements, to, count * channels)
+        return
+    var source = x.unsafe_offset(offset + groups.first * channels)
+    var target = to
+    for _ in range(count):
+        for group in range(groups.count):
+            var from_group = source.unsafe_offset(group * channels)
+            var to_group = target.unsafe_offset(group * groups.stride)
+            for c in range(0, channels, width):
+                to_group.unsafe_store(c, from_group.unsafe_load[width=width](c))
+        source = source.unsafe_offset(problem.channels)
+        target = target.unsafe_offset(channels)
+
+
+@always_inline
+def _copy_pixels[
+    Source: ActivationSource
+](
+    x: Source,
+    problem: ConvProblem,
+    columns: Columns,
+    first: Pixel,
+    channel: Int,
+    count: Int,
+    to: Writes[Source.dtype],
+):
+    """Copies a group's channels of pixels inside the image, pixel by pixel."""
+    var channels = problem.group_channels()
+    comptime if Source.interleaved == ANY_BLOCK:
+        copy_pixels(
+            rebind[BlockedActivation[Source.dtype]](x),
+            first,
+            count,
+            channels,
+            to,
+        )
+        return
+    var pixel = first
+    for i in range(count):
+        pixel.at[2] = first.at[2] + i
+        copy_channels(
+            x,
+            problem,
+            columns,
+            pixel,
+            channel,
+            to.unsafe_offset(i * channels),
+            channels,
+        )
+
+
 def flip_signs[dtype: DType](elements: Writes[dtype], count: Int):
-    """Makes of int8 unsigned numbers 128 above, in whole vectors.
+    """Makes of int8 unsigned numbers 128 above.
 
     Parameters:
         dtype: Theirs, int8.
 
     Args:
-        elements: The numbers, and room for a vector's rest behind them.
+        elements: The numbers.
         count: How many.
     """
     comptime width = copy_width(dtype)
-    for i in range(0, count, width):
+    var whole = count // width * width
+    for i in range(0, whole, width):
         elements.unsafe_store(
             i, elements.unsafe_load[width=width](i) ^ Scalar[dtype](-128)
         )
+    for i in range(whole, count):
+        elements[unsafe_offset=i] ^= Scalar[dtype](-128)
+
+
+@no_inline
+def rows_are_finite[
+    dtype: DType
+](rows: Reads[dtype], count: Int, stride: Int, depth: Int) -> Bool:
+    """Whether gathered rows have neither an infinity nor a NaN.
+
+    Parameters:
+        dtype: Of the elements, 16 bits wide.
+
+    Args:
+        rows: The rows.
+        count: How many.
+        stride: Elements between two.
+        depth: Elements of each, whole chunks.
+    """
+    for i in range(count):
+        var row = rows.unsafe_offset(i * stride)
+        if not _is_finite[dtype](row, depth):
+            return False
+    return True
 
 
 @always_inline
-def _is_finite[dtype: DType](elements: Reads[dtype], bytes: Int) -> Bool:
-    """Whether there is neither an infinity nor a NaN; looks at whole
+def _is_finite[dtype: DType](elements: Reads[dtype], count: Int) -> Bool:
+    """Whether so many elements have neither an infinity nor a NaN; looks at whole
     `_TESTED`s, and so at up to as many elements behind."""
     # All bits of the exponent.
     comptime exponent = UInt16(0x7F80 if dtype == DType.bfloat16 else 0x7C00)
     var most = SIMD[DType.uint16, _TESTED](0)
     var bits = elements.unsafe_bitcast[UInt16]()
-    for i in range(0, bytes // 2, _TESTED):
+    for i in range(0, count, _TESTED):
         most = max(most, bits.unsafe_load[width=_TESTED](i) & exponent)
     return most.reduce_max() < exponent
